@@ -19,8 +19,7 @@ from torch import Tensor
 
 from bench import synthetic
 from bench.sample import Measure, Sample, cpu_seconds, in_threads
-from torchbeast.collect.contract import Source
-from torchbeast.collect.lost_streams import LostStream
+from torchbeast.collect.contract import LostStream, Source
 from torchbeast.collect.replay import OwnReplay, Replay
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.base.nest import map_leaves

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from torchbeast.collect.lost_streams import (
+from torchbeast.collect.contract import (
     LostStream,
     TooFewStreams,
     describe_lost_streams,

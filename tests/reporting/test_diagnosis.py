@@ -14,8 +14,7 @@ from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.ray_flags import RayBeastFlags
-from torchbeast.collect.contract import ACTOR_STAGES, CollectionPlan
-from torchbeast.collect.lost_streams import LostStream
+from torchbeast.collect.contract import ACTOR_STAGES, CollectionPlan, LostStream
 from torchbeast.fleets.system import CoreTime
 from torchbeast.reporting.diagnosis import (
     LEARNER_STAGES,

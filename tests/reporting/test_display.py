@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from torchbeast.collect.lost_streams import LostStream, TooFewStreams
+from torchbeast.collect.contract import LostStream, TooFewStreams
 from torchbeast.core.base.checks import command
 from torchbeast.fleets.waiting import warn
 from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, diagnose_lost_streams

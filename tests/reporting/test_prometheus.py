@@ -19,7 +19,7 @@ from ports import free_port
 from scraping import scraped
 
 from torchbeast import polybeast_env
-from torchbeast.collect.lost_streams import LostStream
+from torchbeast.collect.contract import LostStream
 from torchbeast.errors import UsageError
 from torchbeast.reporting import prometheus
 from torchbeast.reporting.display import Progress, Shown

@@ -20,8 +20,7 @@ from test_learner_run import plan_of
 
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.collect.contract import LearnerInfo
-from torchbeast.collect.lost_streams import LostStream
+from torchbeast.collect.contract import LearnerInfo, LostStream
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import exit_code_of
 from torchbeast.fleets.supervisor import Supervisor

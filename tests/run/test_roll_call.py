@@ -15,8 +15,8 @@ import pytest
 from background import Background, wait_for
 from test_training import Run, rollout
 
+from torchbeast.collect.contract import LostStream, TooFewStreams
 from torchbeast.collect.joint import BatchReport, JointBatch
-from torchbeast.collect.lost_streams import LostStream, TooFewStreams
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.torch_ranks import RankGone
 from torchbeast.errors import RunError

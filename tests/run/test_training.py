@@ -18,7 +18,7 @@ import torch
 from background import Background
 from learners import impala
 
-from torchbeast.collect.lost_streams import LostStream
+from torchbeast.collect.contract import LostStream
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import make_agent

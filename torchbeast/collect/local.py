@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchbeast.collect.contract import ACTOR_STAGES, CollectionPlan, LearnerInfo
-from torchbeast.collect.lost_streams import LostStream
+from torchbeast.collect.contract import ACTOR_STAGES, CollectionPlan, LearnerInfo, LostStream
 from torchbeast.collect.rollout_buffers import (
     BatchBuffer,
     RolloutArrays,

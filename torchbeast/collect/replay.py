@@ -17,8 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from torchbeast.collect.contract import Source
-from torchbeast.collect.lost_streams import LostStream
+from torchbeast.collect.contract import LostStream, Source
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import ArraySpec

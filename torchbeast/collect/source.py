@@ -40,9 +40,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from torchbeast.collect.config import BufferedActorsConfig, split_evenly
-from torchbeast.collect.contract import ACTOR_STAGES, CollectionPlan, LearnerInfo
+from torchbeast.collect.contract import ACTOR_STAGES, CollectionPlan, LearnerInfo, LostStream
 from torchbeast.collect.dispatch import Dispatcher, Event, pacing
-from torchbeast.collect.lost_streams import LostStream
 from torchbeast.collect.rollout_buffers import (
     Collector,
     SharedRollouts,

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from torchbeast.collect.contract import LostStream
 from torchbeast.collect.joint import (
     BatchReport,
     JointBatch,
@@ -30,7 +31,6 @@ from torchbeast.collect.joint import (
     saved_state,
     total,
 )
-from torchbeast.collect.lost_streams import LostStream
 from torchbeast.collect.weights import packed
 from torchbeast.core.update.minibatch import means
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep, UpdateResult

@@ -20,8 +20,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from torchbeast.collect.contract import ACTOR_STAGES, CollectionPlan
-from torchbeast.collect.lost_streams import LostStream, describe_lost_streams, shortage_of
+from torchbeast.collect.contract import (
+    ACTOR_STAGES,
+    CollectionPlan,
+    LostStream,
+    describe_lost_streams,
+    shortage_of,
+)
 from torchbeast.fleets.system import CoreTime
 from torchbeast.fleets.waiting import STALL_S, WAIT_S, Reminder
 

@@ -30,7 +30,7 @@ from rich.segment import ControlType, Segment
 from rich.table import Table
 from rich.text import Text
 
-from torchbeast.collect.lost_streams import LostStream, since
+from torchbeast.collect.contract import LostStream, since
 from torchbeast.core.base.checks import command, interpreter, typed
 from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, alive, percent
 

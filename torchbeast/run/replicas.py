@@ -36,7 +36,7 @@ import torch
 
 from torchbeast.collect.batch_taker import BatchTaker
 from torchbeast.collect.config import ReplayConfig, RolloutConfig
-from torchbeast.collect.contract import Source
+from torchbeast.collect.contract import LostStream, Source, TooFewStreams
 from torchbeast.collect.joint import (
     BatchReport,
     JointBatch,
@@ -46,7 +46,6 @@ from torchbeast.collect.joint import (
     saved_state,
     total,
 )
-from torchbeast.collect.lost_streams import LostStream, TooFewStreams
 from torchbeast.core.algos.config import recorded
 from torchbeast.core.base.checks import names_with
 from torchbeast.core.storages.batch import Batch

@@ -34,8 +34,9 @@ from torch import Tensor
 
 import libtorchbeast
 from torchbeast.collect.batch_taker import BatchTaker
-from torchbeast.collect.contract import CollectionPlan, LearnerInfo
-from torchbeast.collect.lost_streams import (
+from torchbeast.collect.contract import (
+    CollectionPlan,
+    LearnerInfo,
     LostStream,
     TooFewStreams,
     describe_lost_streams,
