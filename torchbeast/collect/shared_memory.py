@@ -32,10 +32,9 @@ class SharedFile:
     """
 
     def __init__(self, size: int, descriptor: int | None = None) -> None:
-        """Creates a file of `size` bytes, or maps the open file `descriptor`."""
-        self.descriptor = _anonymous(size) if descriptor is None else descriptor
-        if descriptor is None:  # arrays keep the memory alive, but would not close this
-            weakref.finalize(self, os.close, self.descriptor)
+        """Creates a file of `size` bytes, or maps the open file `descriptor`, which it duplicates."""
+        self.descriptor = _anonymous(size) if descriptor is None else os.dup(descriptor)
+        weakref.finalize(self, os.close, self.descriptor)  # arrays only keep the memory alive
         self.bytes = mmap.mmap(self.descriptor, size)
 
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,25 +45,25 @@ def ring_size(fixed_lag: int | None) -> int:
     return 4 if fixed_lag is None else fixed_lag + 2
 
 
-class _Layout:
-    """The positions of the entries of a model's state_dict in memory."""
+def _room(tensor: Tensor) -> int:
+    """Returns the bytes that an entry of a state_dict occupies in memory."""
+    return aligned(max(tensor.numel(), 1) * tensor.element_size())
 
-    def __init__(self, model: nn.Module) -> None:
-        self._entries = {
-            name: (tensor.dtype, tensor.shape, max(tensor.numel(), 1) * tensor.element_size())
-            for name, tensor in model.state_dict().items()
-        }
-        self.num_bytes = sum(aligned(size) for _, _, size in self._entries.values())
 
-    def views(self, memory: Any, offset: int = 0) -> dict[str, Tensor]:
-        """Returns the state_dict at this offset, as views of the memory."""
-        tensors = {}
-        for name, (dtype, shape, size) in self._entries.items():
-            count = max(shape.numel(), 1)
-            flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
-            tensors[name] = flat[: shape.numel()].view(shape)
-            offset += aligned(size)
-        return tensors
+def _size_of(model: nn.Module) -> int:
+    """Returns the bytes that a model's state_dict occupies in memory."""
+    return sum(map(_room, model.state_dict().values()))
+
+
+def _views(model: nn.Module, memory: Any, offset: int = 0) -> dict[str, Tensor]:
+    """Returns the state_dict of such a model at this offset, as views of the memory."""
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        count = max(tensor.numel(), 1)
+        flat = torch.frombuffer(memory, dtype=tensor.dtype, count=count, offset=offset)
+        tensors[name] = flat[: tensor.numel()].view(tensor.shape)
+        offset += _room(tensor)
+    return tensors
 
 
 class SharedWeights(SharedFile):
@@ -81,13 +80,12 @@ class SharedWeights(SharedFile):
         model: with the same shapes in every process. size: number of versions in the ring.
         """
         self.size = size
-        layout = _Layout(model)
-        self._stride = layout.num_bytes
+        self._stride = _size_of(model)
         self.num_bytes = size * self._stride
         super().__init__(_HEADER + max(self.num_bytes, 1), descriptor)
         self._versions = np.frombuffer(self.bytes, np.int64, count=size + 1)
         self._places = [
-            layout.views(self.bytes, _HEADER + place * self._stride) for place in range(size)
+            _views(model, self.bytes, _HEADER + place * self._stride) for place in range(size)
         ]
         self.on_publish: Callable[[], None] = lambda: None
         if descriptor is None:
@@ -199,24 +197,14 @@ def address_of(ring: SharedWeights, node: str, is_inherited: bool = False) -> Ri
 def opened(address: RingAddress, model: nn.Module) -> SharedWeights | None:
     """Opens the ring, which holds weights of this model; None if it cannot be reached."""
     try:
-        return _opened(address, model)
+        found = os.stat(address.file)  # first, because opening anything but a file may block
+        if (found.st_dev, found.st_ino) != (address.device, address.inode):
+            return None
+        is_path = isinstance(address.file, str)  # a descriptor stays open, because it is inherited
+        with open(address.file, "r+b", buffering=0, closefd=is_path) as file:
+            return SharedWeights(model, size=address.size, descriptor=file.fileno())
     except (OSError, ValueError):  # no such process, not permitted, another size
         return None
-
-
-def _opened(address: RingAddress, model: nn.Module) -> SharedWeights | None:
-    found = os.stat(address.file)  # first, because opening anything but a file may block
-    if (found.st_dev, found.st_ino) != (address.device, address.inode):
-        return None
-    file = address.file
-    descriptor = os.dup(file) if isinstance(file, int) else os.open(file, os.O_RDWR)
-    try:
-        ring = SharedWeights(model, size=address.size, descriptor=descriptor)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    weakref.finalize(ring, os.close, descriptor)
-    return ring
 
 
 class _Newest(ABC):
@@ -275,9 +263,8 @@ class SentWeights(_Newest):
 @torch.no_grad()
 def packed(model: nn.Module) -> Packed:
     """Returns a copy of the model's weights, on the CPU."""
-    layout = _Layout(model)
-    found = np.zeros(layout.num_bytes, np.uint8)
-    views = layout.views(found)
+    found = np.zeros(_size_of(model), np.uint8)
+    views = _views(model, found)
     for name, tensor in model.state_dict().items():
         views[name].copy_(tensor)
     return found
@@ -288,7 +275,7 @@ def unpacked(weights: Packed, model: nn.Module) -> dict[str, Tensor]:
 
     They share memory with `weights`, which may be read-only: do not write to them.
     """
-    return _Layout(model).views(weights)
+    return _views(model, weights)
 
 
 def _written_by_forward(model: nn.Module) -> set[str]:
