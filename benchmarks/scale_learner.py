@@ -20,7 +20,7 @@ import libtorchbeast
 from torchbeast.fleets.system import allow_descriptors
 from torchbeast.servers.config import PipelineConfig, SecurityConfig
 from torchbeast.servers.discovery import find_servers
-from torchbeast.servers.join_server import JoinServer
+from torchbeast.servers.joining import JoinServer
 from torchbeast.servers.security import credentials
 from torchbeast.servers.source import learner_queue, rollout_columns
 

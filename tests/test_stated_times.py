@@ -16,7 +16,7 @@ from torchbeast.collect import source
 from torchbeast.fleets import restarts, supervisor
 from torchbeast.fleets.waiting import STALL_S, WAIT_S
 from torchbeast.run import learner_run
-from torchbeast.servers import join_server, joining
+from torchbeast.servers import joining
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "contributing" / "tested-faults.md").read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ STATED = [
     (by_default("reconnect_timeout_s"), 60, "fewer than `--min_streams`", "after a minute"),
     (by_default("step_timeout_s"), 600, "a step takes longer than ten minutes", "ten minutes |"),
     (joining._LONGEST_PAUSE_S + joining._CONNECT_S, 15, "a dialling host is", "at most 15 s"),
-    (join_server._LOOK_S, 0.5, "a dialling host comes later", "half a second"),
+    (joining._LOOK_S, 0.5, "a dialling host comes later", "half a second"),
 ]
 
 

@@ -43,7 +43,7 @@ from torchbeast.servers.security import credentials, flags_of_others, silence_gr
 if TYPE_CHECKING:  # compiled; `main` reports its absence
     from torchbeast.run.replicas import Replica
     from torchbeast.servers.discovery import ServerFleet
-    from torchbeast.servers.join_server import JoinServer
+    from torchbeast.servers.joining import JoinServer
 
 PROGRAM = "polybeast_learner"
 _SERVERS = "the servers"  # key of the message from rank 0 to the others
@@ -202,7 +202,7 @@ def _join_server(
     Each of several learners on a machine has its own port: the port of --listen plus the learner's
     number on the machine.
     """
-    from torchbeast.servers.join_server import JoinServer
+    from torchbeast.servers.joining import JoinServer
 
     if flags.fleet.listen is None:
         yield None

@@ -41,7 +41,7 @@ from serving import Game, playing, serving
 
 from libtorchbeast import Credentials, Host
 from torchbeast.servers.config import SecurityConfig
-from torchbeast.servers.join_server import JoinServer
+from torchbeast.servers.joining import JoinServer
 
 MOST_GROWTH = 300 << 20  # bytes, beyond what the first sessions take
 MOST_AT_ONCE = 1 << 30  # bytes beyond that for a moment: a message of 65 MB is there several times

@@ -12,9 +12,9 @@ import pytest
 from background import SOON, Background, wait_for
 
 from torchbeast.errors import RunError, UsageError
-from torchbeast.servers import join_server
+from torchbeast.servers import joining
 from torchbeast.servers.config import SecurityConfig
-from torchbeast.servers.join_server import JoinServer
+from torchbeast.servers.joining import JoinServer
 
 CATCH: dict[str, Any] = {
     "env_id": "Catch",
@@ -71,11 +71,11 @@ class FakeDoor:
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDoor:
     made = FakeDoor()
     monkeypatch.setattr("libtorchbeast.Door", lambda *_, **__: made)
-    monkeypatch.setattr(join_server, "PortCheck", lambda _: Mock(is_deaf=lambda: made.is_deaf))
-    monkeypatch.setattr(join_server, "check_free", lambda _: None)
-    monkeypatch.setattr(join_server, "_SETTLED_S", 0.0)
-    monkeypatch.setattr(join_server, "_LOOK_S", 0.0)
-    monkeypatch.setattr(join_server, "free_memory", lambda: None)
+    monkeypatch.setattr(joining, "PortCheck", lambda _: Mock(is_deaf=lambda: made.is_deaf))
+    monkeypatch.setattr(joining, "check_free", lambda _: None)
+    monkeypatch.setattr(joining, "_SETTLED_S", 0.0)
+    monkeypatch.setattr(joining, "_LOOK_S", 0.0)
+    monkeypatch.setattr(joining, "free_memory", lambda: None)
     return made
 
 
@@ -133,8 +133,8 @@ def test_a_door_that_became_deaf_is_opened_again_once_files_can_be_opened(
     fake.is_deaf = True
     fake.comes("only by the old door"), another.comes("again")
     monkeypatch.setattr("libtorchbeast.Door", lambda *_, **__: another)
-    monkeypatch.setattr(join_server, "PortCheck", lambda _: Mock(is_deaf=lambda: another.is_deaf))
-    monkeypatch.setattr(join_server, "can_open_files", lambda: not lacks_files)
+    monkeypatch.setattr(joining, "PortCheck", lambda _: Mock(is_deaf=lambda: another.is_deaf))
+    monkeypatch.setattr(joining, "can_open_files", lambda: not lacks_files)
     found = hosts.find(1, 10.0, never).stream_hosts
     assert fake.is_closed is not lacks_files
     assert found == (["only by the old door"] if lacks_files else ["again"])
@@ -154,7 +154,7 @@ def test_a_door_that_cannot_be_opened_again_yet_is_tried_until_it_can(
     results: list[Any] = [ConnectionError("the port is in use"), UsageError("no key"), another]
     monkeypatch.setattr("libtorchbeast.Door", Mock(side_effect=results))
     fake.is_deaf = True
-    monkeypatch.setattr(join_server, "PortCheck", lambda _: Mock(is_deaf=lambda: False))
+    monkeypatch.setattr(joining, "PortCheck", lambda _: Mock(is_deaf=lambda: False))
     assert hosts.find(1, SOON, never).stream_hosts == ["again"]
     assert "no host can dial in now: the port is in use" in caplog.text
 
@@ -275,7 +275,7 @@ def test_memory_is_promised_once(
     hosts: JoinServer, fake: FakeDoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Streams that were taken a moment ago have not used theirs yet."""
-    monkeypatch.setattr(join_server, "free_memory", lambda: 5000)
+    monkeypatch.setattr(joining, "free_memory", lambda: 5000)
     fake.comes("a")
     hosts.find(None, 10.0, never)
     fake.comes("b"), fake.comes("c")

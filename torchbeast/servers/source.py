@@ -57,7 +57,7 @@ from torchbeast.servers.addresses import folder_basename, run_folder, server_add
 from torchbeast.servers.config import FleetConfig, PipelineConfig, check_streams
 from torchbeast.servers.discovery import ServerFleet
 from torchbeast.servers.env_servers import EnvServers, ServerPlan, plans_for_local_servers
-from torchbeast.servers.join_server import JoinServer
+from torchbeast.servers.joining import JoinServer
 
 _log = logging.getLogger("torchbeast.streams")
 
