@@ -203,19 +203,3 @@ class OnDemand(FixedLag):
     def _begin_batch(self, version: int) -> None:
         self._requests += 1
         self._version = version
-
-
-def pacing(
-    weights: SharedWeights,
-    batch_size: int,
-    num_workers: int,
-    fixed_lag: int | None,
-    on_demand: bool,
-    grant_after: Callable[[Event], None],
-) -> Free:
-    """Returns the pacing of a source. on_demand: needs a fixed lag of 0."""
-    if fixed_lag is None:
-        return Free()
-    if on_demand:
-        return OnDemand(weights, batch_size, num_workers, grant_after)
-    return FixedLag(weights, batch_size, num_workers, fixed_lag)

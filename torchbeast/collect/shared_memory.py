@@ -32,7 +32,7 @@ class SharedFile:
     """
 
     def __init__(self, size: int, descriptor: int | None = None) -> None:
-        """Creates a file of `size` bytes, or maps the open file `descriptor`, which it duplicates."""
+        """Creates a file of `size` bytes, or maps the open file `descriptor`, which stays open."""
         self.descriptor = _anonymous(size) if descriptor is None else os.dup(descriptor)
         weakref.finalize(self, os.close, self.descriptor)  # arrays only keep the memory alive
         self.bytes = mmap.mmap(self.descriptor, size)

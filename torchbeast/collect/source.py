@@ -41,7 +41,7 @@ from torch import nn
 
 from torchbeast.collect.config import BufferedActorsConfig, split_evenly
 from torchbeast.collect.contract import ACTOR_STAGES, CollectionPlan, LearnerInfo, LostStream
-from torchbeast.collect.dispatch import Dispatcher, Event, pacing
+from torchbeast.collect.dispatch import Dispatcher, Event, FixedLag, Free, OnDemand
 from torchbeast.collect.rollout_buffers import (
     Collector,
     SharedRollouts,
@@ -112,8 +112,11 @@ class FleetSource:
         self._batch_size, num_envs = learner.batch_size, actors.environments()
         self._learner, self._env, self._fleet = learner, env, fleet
         self._weights: SharedWeights = learner.weights
-        paced = self._batch_size, num_workers, fixed_lag, on_demand
-        self._pacing = pacing(self._weights, *paced, self._grant_after)
+        self._pacing, in_turn = Free(), (self._weights, self._batch_size, num_workers)
+        if on_demand:
+            self._pacing = OnDemand(*in_turn, self._grant_after)
+        elif fixed_lag is not None:
+            self._pacing = FixedLag(*in_turn, fixed_lag)
         self._dispatcher = Dispatcher(fleet.shares_memory, self._poll)
         self._played: queue.Queue[tuple[int, Written] | None] = queue.Queue()
         self._stored: tuple[int, Any] | None = None  # version of the weights, reference
