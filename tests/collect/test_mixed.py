@@ -12,7 +12,7 @@ import io
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -160,6 +160,9 @@ class Line:
 
     def lost_streams(self) -> list[Any]:
         return []
+
+    def set_env_options(self, options: Mapping[str, Any]) -> None:
+        raise NotImplementedError
 
 
 class Recorded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,6 +89,9 @@ class Line:
 
     def lost_streams(self) -> list[Any]:
         return []
+
+    def set_env_options(self, options: Mapping[str, Any]) -> None:
+        raise NotImplementedError
 
 
 @contextmanager

@@ -154,12 +154,10 @@ class MixedSource(WithReplay):
                 raise RunError(_NO_STATE)
             if self._beta is not None and lane.priorities is None:
                 raise RunError(NO_PRIORITIES)
-            self._insert(lane.rollout, lane.priorities)
+            online = slice(0, self._batch_size)
+            self._replay.insert(arrays_of(lane.rollout), online, lane.priorities)
         lane.rollout = lane.priorities = None
         return True
-
-    def _insert(self, rollout: Rollout, priorities: Priorities | None) -> None:
-        self._replay.insert(arrays_of(rollout), slice(0, self._batch_size), priorities)
 
     def _joined(self, rollout: Rollout, lane: _Lane) -> Rollout:
         """Returns the batch with replayed columns, or without its spare columns."""

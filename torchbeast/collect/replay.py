@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from torchbeast.collect.contract import LostStream, Source
+from torchbeast.collect.contract import Source
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import ArraySpec
@@ -79,14 +79,17 @@ class Replay(Protocol):
 class WithReplay(ABC):
     """The base class of sources that put a replay behind another source.
 
-    num_bytes: of the online source, without the replay. _changed: notified when something changes
+    num_bytes: of the online source, without the replay. seconds, hanging, lost_streams,
+    set_env_options: the online source's. _changed: notified when something changes
     for which a thread may wait. _closed: protected by it.
     """
 
     def __init__(self, online: Source, stats: Callable[[], ReplayStats]) -> None:
         """stats: returns metrics of the replay."""
         self._online = online
-        self.num_bytes = online.num_bytes
+        self.num_bytes, self.seconds = online.num_bytes, online.seconds
+        self.hanging, self.lost_streams = online.hanging, online.lost_streams
+        self.set_env_options = online.set_env_options
         self._stats = stats
         self._changed = threading.Condition()
         self._closed = False
@@ -108,10 +111,6 @@ class WithReplay(ABC):
     def _run(self) -> None:
         """Fills the replay and makes batches, in a thread."""
 
-    def set_env_options(self, options: Mapping[str, Any]) -> None:
-        """Gives the environments of the online source options."""
-        self._online.set_env_options(options)
-
     def status(self) -> Mapping[str, float]:
         """Returns the metrics of the online source and of the replay."""
         stats = self._stats()
@@ -120,18 +119,6 @@ class WithReplay(ABC):
             "replay_fill": round(stats.fill, 4),
             "samples_per_insert": round(stats.samples_per_insert, 4),
         }
-
-    def seconds(self) -> dict[str, float]:
-        """Returns the seconds of the online source's workers, by stage."""
-        return self._online.seconds()
-
-    def hanging(self) -> str:
-        """Describes workers of the online source that hang, or returns ""."""
-        return self._online.hanging()
-
-    def lost_streams(self) -> list[LostStream]:
-        """Returns the lost streams of the online source."""
-        return self._online.lost_streams()
 
 
 class OwnReplay:
