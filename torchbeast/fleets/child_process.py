@@ -180,14 +180,21 @@ class ChildProcess:
                     self._on_report(report)
 
     def _read_stderr(self) -> None:
-        allowance, left_out = _Allowance(), 0
+        """Logs the output, and keeps its last lines. It limits what goes into the log, so that an
+        environment that prints in every step does not fill the disk.
+        """
+        allowance, read_at, left_out = float(_ALLOWANCE), time.monotonic(), 0
         with _stream(self._process.stderr) as stderr:
             for line in iter(lambda: stderr.readline(_LONGEST_LINE), b""):
                 text = line.decode(errors="replace").rstrip()
                 self._stderr.append(text)
-                if not allowance.allows(line):
+                elapsed, size = time.monotonic() - read_at, len(line) + _OVERHEAD
+                allowance = min(_ALLOWANCE, allowance + elapsed * _ALLOWANCE_PER_S)
+                read_at += elapsed
+                if size > allowance:
                     left_out += 1
                     continue
+                allowance -= size
                 self._say_left_out(left_out)
                 _log.info("%s: %s", self.name, text)
                 left_out = 0
@@ -203,24 +210,6 @@ class ChildProcess:
         said = "".join(f"\n  {line}" for line in self._stderr)
         how = self._given_up or _how_it_ended(self._process.returncode)
         return ProcessDied(f"process {self.pid} {how}" + (f"; last output:{said}" if said else ""))
-
-
-class _Allowance:
-    """Limits what a child may add to the log, so that an environment that prints in every step does
-    not fill the disk: _ALLOWANCE bytes, and later _ALLOWANCE_PER_S.
-    """
-
-    def __init__(self) -> None:
-        self._left, self._at = float(_ALLOWANCE), time.monotonic()
-
-    def allows(self, line: bytes) -> bool:
-        """Returns whether the line may be logged, and counts it if so."""
-        now = time.monotonic()
-        grown = self._left + (now - self._at) * _ALLOWANCE_PER_S
-        self._left, self._at = min(_ALLOWANCE, grown), now
-        is_allowed = len(line) + _OVERHEAD <= self._left
-        self._left -= is_allowed * (len(line) + _OVERHEAD)
-        return is_allowed
 
 
 class ProcessDied(RunError):

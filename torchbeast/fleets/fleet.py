@@ -178,7 +178,7 @@ class LocalWorker:
                 "torchbeast.fleets.local_main",
                 {"name": name, "worker": worker_class, "socket": theirs.fileno()},
                 on_report=lambda report: None,
-                on_end=self._ended,
+                on_end=self.ended,
                 pass_fds=(theirs.fileno(), *descriptors),
                 environment=environment,
             )
@@ -203,10 +203,6 @@ class LocalWorker:
         self.process.give_up("was ended")
         self._end(WorkerLost("it was ended"))
 
-    def close(self) -> None:
-        """Delivers the last answers of the worker, after its process has ended."""
-        self._ended(WorkerLost("it was ended"))
-
     def _read(self) -> None:
         """Delivers answers until the process has closed its end of the socket."""
         try:
@@ -223,7 +219,8 @@ class LocalWorker:
         with self._sending:
             self._connection.close()
 
-    def _ended(self, error: Exception) -> None:
+    def ended(self, error: Exception) -> None:
+        """Delivers the last answers of the worker, whose process has ended with this error."""
         self._reader.join(_LAST_ANSWERS_S)
         self._end(error)
 
@@ -236,7 +233,7 @@ class LocalWorker:
             then(self._error)
 
 
-class LocalFleet:
+class LocalFleet(contextlib.AbstractContextManager["LocalFleet"]):
     """A fleet of child processes. A context manager, which ends them."""
 
     shares_memory = True
@@ -252,9 +249,6 @@ class LocalFleet:
         self._worker_class, self._environment = worker_class, environment
         self._workers: list[LocalWorker] = []
         self._lock = threading.Lock()
-
-    def __enter__(self) -> LocalFleet:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
@@ -280,4 +274,4 @@ class LocalFleet:
             workers, self._workers = self._workers, []
         end_all(worker.process for worker in workers)
         for worker in workers:
-            worker.close()
+            worker.ended(WorkerLost("it was ended"))

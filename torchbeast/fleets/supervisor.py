@@ -25,14 +25,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from torchbeast.errors import RunError, UsageError, exit_now
+from torchbeast.errors import EXIT_INTERRUPTED, RunError, UsageError, exit_now
 from torchbeast.fleets.system import leave_lost_terminal
 from torchbeast.fleets.waiting import running_time, wait_until
 
 _log = logging.getLogger("torchbeast.supervisor")
 
 _SIGNAL_POLL_S = 0.1
-EXIT_INTERRUPTED_TWICE = 130
 # Programs such as `timeout` signal a process and its group, so that a signal arrives twice.
 SECOND_SIGNAL_S = 1.0
 
@@ -181,7 +180,7 @@ class Supervisor:
         if self._asked_time is None:
             self._asked_time = now
         elif now - self._asked_time >= SECOND_SIGNAL_S:
-            os._exit(EXIT_INTERRUPTED_TWICE)
+            os._exit(EXIT_INTERRUPTED)
 
     def _stop_by(self, name: str) -> None:
         leave_lost_terminal(pipes=True)  # a pipe to `tee`, which the same signal has ended

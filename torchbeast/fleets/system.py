@@ -143,7 +143,7 @@ def _numbers(folder: str) -> list[int]:
 
 
 def _content(path: str) -> bytes:
-    """Returns what a file of /proc says; nothing if its process or thread has ended."""
+    """Returns what a file says; nothing if there is none: its process or thread has ended."""
     with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
         return file.read()
     return b""
@@ -469,10 +469,7 @@ def _number(path: Path) -> int | None:
 
 
 def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
+    return _content(str(path)).decode().splitlines()
 
 
 def keep_freed_memory(device: str = "cpu") -> None:
