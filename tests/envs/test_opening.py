@@ -98,4 +98,4 @@ def test_a_server_reports_the_environment_that_cannot_be_made() -> None:
             "envs_per_stream": 1,
             "num_streams": 1,
         }
-        env_process._make_server(arguments, env_process.ServerActivity(), lambda report: None)
+        env_process._make_server(arguments, env_process.ServerActivity(1), lambda report: None)

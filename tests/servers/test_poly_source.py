@@ -202,7 +202,7 @@ def test_the_info_of_a_game_is_in_the_row_of_its_final_return(spare_columns: int
     with (
         served(
             lambda: env_process.ServedEnv(
-                envs.make(spec, 2), KEYWORDS, env_process.ServerActivity()
+                envs.make(spec, 2), KEYWORDS, env_process.ServerActivity(1), 0
             ),
             description,
         ) as address,

@@ -23,7 +23,7 @@ def _stepped(ended: list[bool], final_info: dict[int, Any]) -> Any:
     flags = np.array(ended)
     step = VecStep(None, np.zeros(3, np.float32), flags, ~flags, flags, None)
     env = SimpleNamespace(num_envs=3, final_info=final_info, step=lambda action: step)
-    *before, told = ServedEnv(env, ["x", "y"], ServerActivity()).step(None)
+    *before, told = ServedEnv(env, ["x", "y"], ServerActivity(1), 0).step(None)
     assert len(before) == len(step)
     return told
 
@@ -52,7 +52,7 @@ def test_a_stream_that_comes_back_plays_the_task_of_the_one_that_was_lost(
         **{"envs_per_stream": 1, "num_streams": 2, "num_servers": 1},
         **{"counts": False, "learners": [], "address": "unix:/a", "security": None},
     }
-    make = server_main._make_server(arguments, ServerActivity(), lambda report: None)
+    make = server_main._make_server(arguments, ServerActivity(2), lambda report: None)
     streams = [make(), make()]
     for task in (1, 0):
         streams[task].close()
@@ -75,4 +75,4 @@ def test_a_server_compares_the_tasks_of_all_its_streams(monkeypatch: pytest.Monk
         **{"envs_per_stream": 1, "num_streams": 2, "num_servers": 1},
     }
     with pytest.raises(UsageError, match="one agent needs tasks of equal spaces"):
-        server_main._make_server(arguments, ServerActivity(), lambda report: None)
+        server_main._make_server(arguments, ServerActivity(2), lambda report: None)

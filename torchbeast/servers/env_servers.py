@@ -228,7 +228,7 @@ class _Server:
         self.activity: ChildReport = {}
         self.ready = threading.Event()
         self.restart_policy = RestartPolicy()
-        self.limit = self._new_limit()
+        self.limit = Timer(_START_S, self._give_up)
         self._arguments, self._group = arguments, group
 
     def start(self) -> None:
@@ -237,7 +237,8 @@ class _Server:
         if (folder := self._arguments["folder"]) is not None:  # the last server may have removed it
             os.makedirs(folder, mode=0o700, exist_ok=True)
         self.limit.cancel()
-        self.limit = self._new_limit()
+        self.limit = Timer(_START_S, self._give_up)
+        self.limit.daemon = True
         self.limit.start()  # before the process can serve
         self.process = ChildProcess(
             f"environment server {self.index}",
@@ -246,12 +247,6 @@ class _Server:
             on_report=functools.partial(self._group.reported, self),
             on_end=functools.partial(self._group.ended, self),
         )
-
-    def _new_limit(self) -> Timer:
-        """Returns the timer that limits the start of a process."""
-        limit = Timer(_START_S, self._give_up)
-        limit.daemon = True
-        return limit
 
     def _give_up(self) -> None:
         if self.process is not None:

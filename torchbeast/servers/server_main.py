@@ -41,52 +41,63 @@ _DESCRIPTORS = 1 << 14  # enough for strangers who only connect, which takes 300
 
 
 class ServerActivity:
-    """Counts what the environments of a process do, for the metrics of polybeast_env, which cannot
-    query the server because it lacks a learner's certificate. Any thread may use it.
+    """Counts what the environments of a process do: their steps, and how many each stream has open.
+    They are metrics of polybeast_env, which cannot query the server because it lacks a learner's
+    certificate. Any thread may use it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_streams: int) -> None:
         self._lock = threading.Lock()
-        self._counts = {"steps": 0, "open_streams": 0}
+        self._steps, self._open = 0, [0] * num_streams
 
-    def add(self, what: str, count: int) -> None:
-        """Adds to a count."""
+    def opens(self) -> int:
+        """Counts another open stream, and returns its number: one that comes back gets the number
+        of the one that was lost.
+        """
         with self._lock:
-            self._counts[what] += count
+            number = self._open.index(min(self._open))
+            self._open[number] += 1
+            return number
+
+    def closed(self, number: int) -> None:
+        """Notes that a stream of this number was closed."""
+        with self._lock:
+            self._open[number] -= 1
+
+    def stepped(self, count: int) -> None:
+        """Adds to the number of steps."""
+        with self._lock:
+            self._steps += count
 
     def report_until(self, stopped: threading.Event, report: SendReport) -> None:
         """Reports the counts to the parent, about once a second."""
         while not stopped.wait(_REPORT_EVERY_S):
             with self._lock:
-                counts = dict(self._counts)
+                counts = {"steps": self._steps, "open_streams": sum(self._open)}
             report(counts)
 
 
 class ServedEnv:
-    """The vector environment of one stream; it counts its steps and open streams.
+    """The vector environment of one stream; it counts its steps.
 
     With K info keywords, its steps have a seventh value for `libtorchbeast.Server`: the numbers of
     the episodes that ended, float32 [N, K], or None.
     """
 
     def __init__(
-        self,
-        env: Any,
-        keywords: Sequence[str],
-        activity: ServerActivity,
-        on_close: Callable[[], object] = lambda: None,
+        self, env: Any, keywords: Sequence[str], activity: ServerActivity, number: int
     ) -> None:
-        self._env, self._keywords, self._activity = env, tuple(keywords), activity
-        self._on_close = on_close
+        """number: of the stream, which is open in `activity`."""
+        self._env, self._keywords = env, tuple(keywords)
+        self._activity, self._number = activity, number
         self._is_open = True
-        activity.add("open_streams", 1)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
 
     def step(self, action: Any) -> tuple[Any, ...]:
         """Steps all environments."""
-        self._activity.add("steps", self._env.num_envs)
+        self._activity.stepped(self._env.num_envs)
         step: tuple[Any, ...] = self._env.step(action)
         return (*step, self._numbers(step)) if self._keywords else step
 
@@ -99,8 +110,7 @@ class ServedEnv:
         """Closes the environments. May be called again."""
         if self._is_open:
             self._is_open = False
-            self._activity.add("open_streams", -1)
-            self._on_close()
+            self._activity.closed(self._number)
             self._env.close()
 
 
@@ -114,7 +124,7 @@ class _Serving:
 
     def __init__(self, arguments: dict[str, Any], report: SendReport) -> None:
         self._arguments, self._report = arguments, report
-        self._activity = ServerActivity()
+        self._activity = ServerActivity(arguments["num_streams"])
         self._stopped = threading.Event()
         self._server: Any = None  # until the first environment is made
 
@@ -201,28 +211,18 @@ def _make_server(arguments: dict[str, Any], activity: ServerActivity, report: Se
         make_environment(spec.with_shares(here), sum(here)).close()
     # Make the first one now, so that a wrong name is reported immediately.
     first = {0: make_environment(spec.dealt(0, num_envs), num_envs)}
-    playing, lock = [0] * num_streams, threading.Lock()  # open environments by number of stream
+    keywords = spec.options.info_keywords
+    is_wrapped = keywords or arguments["counts"] or len(spec.task_names) > 1
 
     def make() -> Any:
-        with lock:  # one that comes back plays the tasks of the one that was lost
-            number = playing.index(min(playing))
-            playing[number] += 1
-
-        def release() -> None:
-            with lock:
-                playing[number] -= 1
-
+        number = activity.opens() if is_wrapped else 0
         try:
             here = spec.dealt(num_envs * number, num_envs)
             env: Any = first.pop(number, None) or envs.make(here, num_envs)
         except BaseException:
-            release()
+            activity.closed(number)
             raise
-        keywords = spec.options.info_keywords
-        if keywords or arguments["counts"] or len(spec.task_names) > 1:
-            return ServedEnv(env, keywords, activity, release)
-        release()
-        return env
+        return ServedEnv(env, keywords, activity, number) if is_wrapped else env
 
     description = _description(first[0], spec, arguments)
     files = arguments["security"]
