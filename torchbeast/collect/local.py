@@ -93,7 +93,6 @@ class LocalSource:
         self._next_rollout = 0
         self._options: Mapping[str, Any] | None = None
         self._lock = threading.Lock()  # held while a thread plays
-        self._supervisor: Supervisor | None = None
 
     def start(self, supervisor: Supervisor) -> None:
         """Lets `batches` play."""
@@ -156,7 +155,6 @@ class LocalSource:
         """Plays a whole batch and returns the number of steps of each column; None if the source is
         closed or fails before that.
         """
-        assert self._supervisor is not None
         with self._lock:
             try:
                 with one_thread():  # a row is small, so more threads would mostly wait

@@ -183,7 +183,6 @@ class JoinServer:
         self._is_closed = False
         self._door = self._open()
         self._waiting: list[_Stream] = []
-        self._first: _Stream | None = None  # all others must serve the same
         self._promised: list[tuple[float, int]] = []  # time and bytes, for each added stream
         self._failures = RepeatedFailures()
         self._told: set[str] = set()  # warnings
@@ -271,7 +270,7 @@ class JoinServer:
         return True
 
     def _fleet(self) -> ServerFleet:
-        self._first = self._waiting[0]
+        self._first = self._waiting[0]  # all others must serve the same
         streams = {
             f"{host} (stream {number})": {**description, "num_streams": 1}
             for number, host, description in self._waiting
@@ -312,7 +311,6 @@ class JoinServer:
 
     def _reason_against(self, stream: _Stream, columns: int, env_bytes: int) -> str:
         """Reserves memory for a stream; returns the reason if it does not fit the run, or ""."""
-        assert self._first is not None
         if reason := _difference(self._first, stream):
             return reason
         envs = stream.said["num_envs"]
