@@ -233,7 +233,7 @@ SPECS = ("torchbeast.core.base.specs", "torchbeast.envs.spec")  # have Configs t
                 *("torchbeast.core.actors.off_policy", "torchbeast.core.update.torch_ranks"),
                 *("torchbeast.evaluation.play", "torchbeast.run.replay"),
                 *("torchbeast.run.replicas", "torchbeast.schemes", "torchbeast.collect.local"),
-                *("torchbeast.collect.mixed", "torchbeast.servers", "torchbeast.envs.atari"),
+                *("torchbeast.collect.replayed", "torchbeast.servers", "torchbeast.envs.atari"),
                 *("torchbeast.collect.worker", "torchbeast.core.storages.replay"),
                 *("torchbeast.gradients", "torchbeast.on_ray", "torchbeast.shared_replay"),
             ],
@@ -243,7 +243,7 @@ SPECS = ("torchbeast.core.base.specs", "torchbeast.envs.spec")  # have Configs t
             [
                 *("torchbeast.core.update.torch_ranks", "torchbeast.run.replicas"),
                 *("torchbeast.on_ray.fleet", "torchbeast.gradients.worker"),
-                *("torchbeast.collect.mixed", "torchbeast.shared_replay"),
+                *("torchbeast.collect.replayed", "torchbeast.shared_replay"),
                 *("torchbeast.collect.local", "torchbeast.collect.source"),
             ],
         ),

@@ -11,8 +11,8 @@ from typing import Any
 from assorted import check_rollout
 from compliance.source import Running, Setup
 
-from torchbeast.collect.mixed import MixedSource
 from torchbeast.collect.replay import OwnReplay
+from torchbeast.collect.replayed import MixedSource
 from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec

@@ -24,8 +24,8 @@ from background import Background, wait_for
 from compliance.source import copy_of
 from shared_running import agent_of, joining, service_at
 
-from torchbeast.collect.mixed import MixedSource
 from torchbeast.collect.replay import OwnReplay, Replay
+from torchbeast.collect.replayed import MixedSource
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.core.storages.batch import Feedback

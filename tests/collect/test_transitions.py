@@ -19,7 +19,7 @@ import torch
 from background import Background, wait_for
 from test_mixed import B, Event, Line, T, batch, final_of, row, specs
 
-from torchbeast.collect.transitions import (
+from torchbeast.collect.replayed import (
     FreeTransitions,
     Schedule,
     SynchronousTransitions,

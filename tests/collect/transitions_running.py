@@ -18,7 +18,7 @@ from typing import Any
 from compliance.source import CASES, Running, Setup, SourceCompliance, copy_of, recorded
 from mixed_running import NotStarted
 
-from torchbeast.collect.transitions import Schedule, TransitionSource
+from torchbeast.collect.replayed import Schedule, TransitionSource
 from torchbeast.core.storages.replay.transition_replay import TransitionReplay
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 

@@ -17,7 +17,7 @@ from small_schemes import CATCH, SMALL, off_policy_of, replay_of, scheme_of
 
 import torchbeast
 from torchbeast import Learner, monobeast
-from torchbeast.collect.transitions import transitions_of
+from torchbeast.collect.replayed import transitions_of
 from torchbeast.core.actors import OffPolicyActorCritic
 from torchbeast.core.algos import DQN, LASER, PPO, SAC, TD3
 from torchbeast.core.envs import VecEnv

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchbeast.collect.transitions import transitions_of
+from torchbeast.collect.replayed import transitions_of
 from torchbeast.core.actors.contract import ModelInputs
 from torchbeast.core.actors.off_policy import QNetwork
 from torchbeast.core.actors.registry import make_agent

@@ -14,8 +14,8 @@ import torch
 from learners import impala
 from torch import Tensor
 
-from torchbeast.collect.mixed import MixedSource
 from torchbeast.collect.replay import OwnReplay
+from torchbeast.collect.replayed import MixedSource
 from torchbeast.core.actors.contract import Agent, ModelInputs
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.laser import LASER

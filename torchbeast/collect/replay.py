@@ -8,8 +8,6 @@ replay write windows into the spare columns of other batches. `OwnReplay` belong
 
 from __future__ import annotations
 
-import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -17,7 +15,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from torchbeast.collect.contract import Source
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import ArraySpec
@@ -25,7 +22,6 @@ from torchbeast.core.storages.replay.rollout_replay import Priorities as Priorit
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay, Window
 from torchbeast.core.storages.replay.store import Arrays as Arrays
 from torchbeast.core.storages.replay.store import ReplayStats as ReplayStats
-from torchbeast.fleets.supervisor import Supervisor
 
 AGENT = 0  # the number of the only agent of a replay that is not shared
 
@@ -74,51 +70,6 @@ class Replay(Protocol):
 
     def close(self) -> None:
         """Ends every call; any thread may call it, repeatedly."""
-
-
-class WithReplay(ABC):
-    """The base class of sources that put a replay behind another source.
-
-    num_bytes: of the online source, without the replay. seconds, hanging, lost_streams,
-    set_env_options: the online source's. _changed: notified when something changes
-    for which a thread may wait. _closed: protected by it.
-    """
-
-    def __init__(self, online: Source, stats: Callable[[], ReplayStats]) -> None:
-        """stats: returns metrics of the replay."""
-        self._online = online
-        self.num_bytes, self.seconds = online.num_bytes, online.seconds
-        self.hanging, self.lost_streams = online.hanging, online.lost_streams
-        self.set_env_options = online.set_env_options
-        self._stats = stats
-        self._changed = threading.Condition()
-        self._closed = False
-
-    def start(self, supervisor: Supervisor) -> None:
-        """Starts collecting."""
-        supervisor.on_close(self.close)
-        self._online.start(supervisor)
-        supervisor.start_thread("replay", self._run)
-
-    def close(self) -> None:
-        """Wakes all threads that wait here or in the online source; may be called again."""
-        self._online.close()
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    @abstractmethod
-    def _run(self) -> None:
-        """Fills the replay and makes batches, in a thread."""
-
-    def status(self) -> Mapping[str, float]:
-        """Returns the metrics of the online source and of the replay."""
-        stats = self._stats()
-        return {
-            **self._online.status(),
-            "replay_fill": round(stats.fill, 4),
-            "samples_per_insert": round(stats.samples_per_insert, 4),
-        }
 
 
 class OwnReplay:

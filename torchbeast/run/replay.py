@@ -15,10 +15,10 @@ from typing import Any
 from torch import Tensor
 
 from torchbeast.collect.contract import LearnerInfo, Source
-from torchbeast.collect.mixed import MixedSource
 from torchbeast.collect.replay import AGENT, Join, JoinRequest, OwnReplay, Replay
-from torchbeast.collect.transitions import (
+from torchbeast.collect.replayed import (
     FreeTransitions,
+    MixedSource,
     Schedule,
     SynchronousTransitions,
     TransitionSource,
