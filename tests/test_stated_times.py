@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from torchbeast.collect import source
-from torchbeast.fleets import restarts, supervisor
+from torchbeast.fleets import supervisor
 from torchbeast.fleets.waiting import STALL_S, WAIT_S
 from torchbeast.run import learner_run
 from torchbeast.servers import joining
@@ -36,10 +36,15 @@ def by_default(name: str) -> float:
 STATED = [
     (learner_run._JOIN_S, 15, "Ctrl-C, SIGTERM |", "at most 15 s and the time of a checkpoint"),
     (supervisor.SECOND_SIGNAL_S, 1, "a second signal, a second or more after", "exit code 130"),
-    (restarts._DEATHS_S, 600, "MonoBeast: an actor process", "Five deaths in one place within ten"),
-    (restarts._DEATHS_S, 600, "five servers die in one place", "within ten minutes"),
+    (
+        supervisor._DEATHS_S,
+        600,
+        "MonoBeast: an actor process",
+        "Five deaths in one place within ten",
+    ),
+    (supervisor._DEATHS_S, 600, "five servers die in one place", "within ten minutes"),
     (STALL_S, 60, "servers are slow to start", "once a minute"),
-    (restarts._PAUSE_S, 10, "a replacement cannot start", "after 10, 30 and 90 s"),
+    (supervisor._PAUSE_S, 10, "a replacement cannot start", "after 10, 30 and 90 s"),
     (source._HANG_S, 600, "MonoBeast: an actor is in one step", "for ten minutes"),
     (STALL_S, 60, "MonoBeast: an actor is in one step", "after a minute"),
     (WAIT_S, 10, "no update for ten seconds", "once a minute"),

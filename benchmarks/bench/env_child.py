@@ -22,7 +22,7 @@ from torchbeast.core.envs.spaces import random_action
 from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import failure
-from torchbeast.fleets.child_main import take_stdin, take_stdout
+from torchbeast.fleets.child_process import take_stdin, take_stdout
 from torchbeast.fleets.supervisor import Supervisor
 
 _WARM_UP_S = 0.1

@@ -18,7 +18,7 @@ from torchbeast import polybeast
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.errors import failure
-from torchbeast.fleets.child_main import SendReport, take_stdin, take_stdout
+from torchbeast.fleets.child_process import SendReport, take_stdin, take_stdout
 from torchbeast.fleets.supervisor import end_program
 
 

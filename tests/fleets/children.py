@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from torchbeast.envs.spec import EnvError
 from torchbeast.errors import RunError, failure
-from torchbeast.fleets.child_main import exit_now, follow_parent, take_stdin, take_stdout
+from torchbeast.fleets.child_process import exit_now, follow_parent, take_stdin, take_stdout
 
 NEVER_S = 300.0
 

@@ -9,10 +9,9 @@ import pytest
 from background import Background, wait_for
 
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets import restarts
+from torchbeast.fleets import supervisor as supervision
 from torchbeast.fleets.child_process import ProcessDied
-from torchbeast.fleets.restarts import RestartPolicy, Restarts
-from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.supervisor import RestartPolicy, Restarts, Supervisor
 
 KILLED = ProcessDied("was killed")
 TAKEN = UsageError("the port is taken")
@@ -91,7 +90,7 @@ def test_the_fifth_death_in_one_place_fails_the_run(office: Office) -> None:
 def test_a_replacement_that_cannot_start_counts_as_a_death(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restarts, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(supervision, "_PAUSE_S", 0.0)
     office.restarts.ended(office.first, KILLED)
     for _ in range(3):
         office.restarts.ended(office.first, TAKEN)

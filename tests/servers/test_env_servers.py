@@ -14,7 +14,8 @@ from torchbeast.cli.command_line import parse
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.envs import EnvSpec
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets import restarts, waiting
+from torchbeast.fleets import supervisor as supervision
+from torchbeast.fleets import waiting
 from torchbeast.fleets.child_process import ProcessDied
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.servers import env_servers
@@ -176,7 +177,7 @@ def test_no_server_is_replaced_after_the_end(
 def test_the_socket_of_a_killed_server_is_removed_but_not_that_of_another_program(
     started: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restarts, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(supervision, "_PAUSE_S", 0.0)
     servers, _ = two_servers(tmp_path)
     for process in started[:]:
         process.serves()

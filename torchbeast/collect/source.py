@@ -53,8 +53,7 @@ from torchbeast.collect.weights import SharedWeights, address_of, ring_size
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.fleets.fleet import Fleet, LocalFleet, Worker, WorkerLocation, WorkerLost, error_in
-from torchbeast.fleets.restarts import RestartPolicy, Restarts
-from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.supervisor import RestartPolicy, Restarts, Supervisor
 from torchbeast.fleets.system import uninterrupted
 from torchbeast.fleets.waiting import WAIT_S, running_time
 from torchbeast.seeds import seed_of

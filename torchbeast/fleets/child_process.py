@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A child process that a program starts, watches and ends.
+"""A child process that a program starts, watches and ends: the parent's side and the child's side.
 
     program --- stdin ---> child     the child ends when it is closed, or the program dies
             <-- stdout --            reports, as lines of JSON
@@ -14,6 +14,7 @@ process group, which is killed when the child ends.
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
 import json
@@ -25,10 +26,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import IO, Any
+from typing import IO, Any, BinaryIO, NoReturn
 
-from torchbeast.errors import RunError, error_of
-from torchbeast.fleets.system import close_in_forks
+from torchbeast import errors
+from torchbeast.errors import RunError, error_of, failure
+from torchbeast.fleets.system import close_in_forks, is_lost
 from torchbeast.fleets.waiting import running_time, wait_until
 
 _log = logging.getLogger("torchbeast.children")
@@ -38,6 +40,7 @@ _LONGEST_LINE = 65_536  # bytes of stderr, because progress bars never end their
 _ALLOWANCE, _ALLOWANCE_PER_S = 1_000_000, 100  # bytes of stderr that are logged
 _OVERHEAD = 200  # bytes of a log record, in addition to the line
 _GRACE_S = 5.0  # from closing a child's stdin to SIGKILL
+_LAST_STEP_S = 3.0  # to finish a step after stdin is closed; a stuck environment is abandoned
 _REST_S = 2.0  # to receive the last output of a child that has ended
 KILLED = "was killed by"  # part of the error if a signal ended the child
 # Like `python -m module`, but with the parent's sys.path in place of the current folder, so that
@@ -49,6 +52,7 @@ _START = (
 )
 
 ChildReport = dict[str, Any]
+SendReport = Callable[[ChildReport], None]
 
 
 class ChildProcess:
@@ -241,3 +245,115 @@ def _how_it_ended(returncode: int) -> str:
     if returncode >= 0:
         return f"exited with code {returncode}"
     return f"{KILLED} {signal.Signals(-returncode).name}"
+
+
+# --- the child's side
+
+
+def run_child(body: Callable[[SendReport], None]) -> int:
+    """Runs the body of a child's main, and returns the exit code.
+
+    Only the parent ends this process. body: called with the function that writes reports; an
+    exception that it raises is the last report.
+    """
+    follow_parent()
+    report = take_stdout()
+    try:
+        body(report)
+    except Exception as error:
+        report(failure(error))
+        return 1
+    return 0
+
+
+def follow_parent() -> None:
+    """Lets only the parent end this process; the first call of a child's main.
+
+    It ignores signals that ask a program to stop. If they are sent to all processes of a program,
+    as systemd and Slurm do, the parent then ends its children in order. Processes that this one
+    forks or starts do not ignore these signals. They are killed when this process ends, usually by
+    the parent, or here if the parent is gone.
+    """
+    _ignore_signals()
+    atexit.register(_kill_group_of_orphan)
+
+
+def exit_now(code: int) -> NoReturn:
+    """Exits without waiting for threads, which may be stuck in an environment."""
+    _kill_group_of_orphan()
+    errors.exit_now(code)
+
+
+def _kill_group_of_orphan() -> None:
+    """Kills this process and all that it forked, if its parent is gone (nobody reads stdout)."""
+    if is_lost(2, pipes=True) and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+
+
+def _ignore_signals() -> None:
+    numbers = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) != signal.SIG_IGN
+    ]
+    # a handler, because programs that it starts would inherit SIG_IGN
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    os.register_at_fork(after_in_child=restore)
+
+
+def take_stdout() -> SendReport:
+    """Reserves stdout for reports, and redirects all other output to stderr, even of C code.
+
+    Returns a function that writes a report.
+    """
+    pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+
+    lock = threading.Lock()  # so that threads write whole lines
+
+    def report(message: ChildReport) -> None:
+        with lock:
+            pipe.write(f"{json.dumps(message)}\n")
+            pipe.flush()
+
+    return report
+
+
+def follow_stdin(
+    on_line: Callable[[bytes], None], on_end: Callable[[], None], grace_s: float = _LAST_STEP_S
+) -> None:
+    """Calls `on_line` with every line of stdin and `on_end` at its end. The process exits `grace_s`
+    seconds later.
+
+    A thread reads stdin, so that it notices the end even if the main thread is busy.
+    """
+    stdin = take_stdin()
+
+    def read() -> None:
+        for line in stdin:
+            on_line(line)
+        with contextlib.suppress(OSError):  # already closed
+            on_end()
+        wait_until(running_time() + grace_s, threading.Event().wait)
+        exit_now(0)
+
+    threading.Thread(target=read, daemon=True).start()
+
+
+def take_stdin() -> BinaryIO:
+    """Reserves stdin for the parent's messages and returns it.
+
+    All other readers of stdin, including processes that an environment starts, find it empty. The
+    result is a separate file, because a thread that is blocked in sys.stdin breaks Python's exit.
+    """
+    pipe = os.fdopen(os.dup(0), "rb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return pipe

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from torchbeast.core.base.specs import find_callable
-from torchbeast.fleets.child_main import SendReport, exit_now, follow_stdin, run
+from torchbeast.fleets.child_process import SendReport, exit_now, follow_stdin, run_child
 from torchbeast.fleets.fleet import returning_failures
 
 _MAIN_LANE = ""
@@ -39,7 +39,7 @@ def main(arguments: Mapping[str, Any]) -> int:
         Answering(worker, Connection(arguments["socket"])).run()
         worker.close()
 
-    return run(answer)
+    return run_child(answer)
 
 
 class Answering:

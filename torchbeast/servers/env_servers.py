@@ -22,8 +22,7 @@ from typing import Any
 from torchbeast.collect.config import split_evenly
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.fleets.child_process import ChildProcess, ChildReport, ProcessDied, end_all
-from torchbeast.fleets.restarts import RestartPolicy, Restarts
-from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.supervisor import RestartPolicy, Restarts, Supervisor
 from torchbeast.fleets.waiting import Timer, waiting_for
 from torchbeast.servers.addresses import socket_path
 from torchbeast.servers.config import FleetConfig, SecurityConfig

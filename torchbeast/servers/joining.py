@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import libtorchbeast
 from torchbeast.core.base.checks import counted, first_of
 from torchbeast.errors import RepeatedFailures, RunError, UsageError
-from torchbeast.fleets.child_main import SendReport
-from torchbeast.fleets.restarts import RestartPolicy
+from torchbeast.fleets.child_process import SendReport
+from torchbeast.fleets.supervisor import RestartPolicy
 from torchbeast.fleets.system import (
     allow_descriptors,
     allowed_descriptors,

@@ -22,7 +22,7 @@ from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.contract import final_info_of, numbers_of_games
 from torchbeast.core.envs.spaces import space_to_json
 from torchbeast.errors import RunError
-from torchbeast.fleets.child_main import SendReport, exit_now, follow_stdin, run
+from torchbeast.fleets.child_process import SendReport, exit_now, follow_stdin, run_child
 from torchbeast.fleets.system import allow_descriptors, allowed_descriptors
 from torchbeast.fleets.waiting import running_time, wait_until
 from torchbeast.servers.addresses import PROBE_EVERY_S, PortCheck, check_free, socket_path
@@ -116,7 +116,7 @@ class ServedEnv:
 
 def main(arguments: dict[str, Any]) -> int:
     """Serves `arguments["env"]`; returns the exit code."""
-    return run(lambda report: _Serving(arguments, report).run())
+    return run_child(lambda report: _Serving(arguments, report).run())
 
 
 class _Serving:

@@ -44,8 +44,7 @@ from typing import Any, BinaryIO
 from torchbeast.collect.replay import JoinRequest, ReplayClosed, ReplayStats
 from torchbeast.core.base.checks import require
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.child_main import SendReport, run, take_stdin
-from torchbeast.fleets.child_process import ChildProcess, end_all
+from torchbeast.fleets.child_process import ChildProcess, SendReport, end_all, run_child, take_stdin
 from torchbeast.fleets.system import free_memory
 from torchbeast.shared_replay.replay import SharedReplay, SharingAgent, Ticket, has_ended
 
@@ -259,7 +258,7 @@ def main(arguments: dict[str, Any]) -> int:
         service.run(stdin)
 
     try:
-        return run(serve)
+        return run_child(serve)
     finally:
         shutil.rmtree(path.parent, ignore_errors=True)
 

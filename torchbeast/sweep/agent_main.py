@@ -19,7 +19,7 @@ from typing import Any
 
 from torchbeast.cli.command_line import parse, run_with
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, RunError, UsageError, failure
-from torchbeast.fleets.child_main import follow_stdin, take_stdout
+from torchbeast.fleets.child_process import follow_stdin, take_stdout
 from torchbeast.fleets.supervisor import end_program
 from torchbeast.reporting.output import lossy_output
 from torchbeast.sweep.agents import FLAGS
