@@ -237,9 +237,8 @@ class TransitionsConfig:
         """Raises ValueError for settings that only off-policy algorithms use; used: the others."""
         for each in fields(self):
             value = getattr(self, each.name)
-            others = (
-                "dqn, sac or td3" if each.name == "hindsight_share" else "dqn, sac, td3 or r2d2"
-            )
+            is_of_steps = each.name == "hindsight_share"
+            others = "dqn, sac or td3" if is_of_steps else "dqn, sac, td3 or r2d2"
             require(
                 each.name in used or value == each.default,
                 f"{each.name} {value:g} does not work with this algorithm: remove it, or set algo "

@@ -168,11 +168,8 @@ def describe_lost_streams(streams: Sequence[LostStream], live: int) -> str:
     """Describes the lost streams, while `live` others play, or returns ""."""
     if not streams:
         return ""
-    count = (
-        f"all {len(streams)}"
-        if not live and len(streams) > 1
-        else f"{len(streams)} of {len(streams) + live}"
-    )
+    is_all = not live and len(streams) > 1
+    count = f"all {len(streams)}" if is_all else f"{len(streams)} of {len(streams) + live}"
     ago = since(streams).removeprefix("lost")
     where = first_of(list(dict.fromkeys(stream.where for stream in streams)))
     why = max(streams, key=lambda stream: stream.seconds).why  # of the stream that was lost first

@@ -492,9 +492,8 @@ class _Actor:
         if stage == _WAITING_FOR_ROOM:
             why = "no free resources, or its process is still starting"
             return f"{self.name} has not started ({why}) for {seconds:.0f} s"
-        return (
-            f"{self.name} has been {_DOING[stage]} for {seconds:.0f} s" if stage in _DOING else ""
-        )
+        doing = _DOING.get(stage)
+        return f"{self.name} has been {doing} for {seconds:.0f} s" if doing else ""
 
     def reports(self) -> list[ActivityReport]:
         """Returns the last report of every worker that has been in this place."""

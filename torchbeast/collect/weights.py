@@ -55,12 +55,16 @@ def _size_of(model: nn.Module) -> int:
     return sum(map(_room, model.state_dict().values()))
 
 
-def _views(model: nn.Module, memory: Any, offset: int = 0) -> dict[str, Tensor]:
-    """Returns the state_dict of such a model at this offset, as views of the memory."""
+def unpacked(weights: Any, model: nn.Module, offset: int = 0) -> dict[str, Tensor]:
+    """Returns the entries of a state_dict with the dtypes and shapes of the model's.
+
+    They share memory with `weights`, which may be read-only: do not write to them then. offset: of
+    the first entry, in bytes.
+    """
     tensors = {}
     for name, tensor in model.state_dict().items():
         count = max(tensor.numel(), 1)
-        flat = torch.frombuffer(memory, dtype=tensor.dtype, count=count, offset=offset)
+        flat = torch.frombuffer(weights, dtype=tensor.dtype, count=count, offset=offset)
         tensors[name] = flat[: tensor.numel()].view(tensor.shape)
         offset += _room(tensor)
     return tensors
@@ -85,7 +89,7 @@ class SharedWeights(SharedFile):
         super().__init__(_HEADER + max(self.num_bytes, 1), descriptor)
         self._versions = np.frombuffer(self.bytes, np.int64, count=size + 1)
         self._places = [
-            _views(model, self.bytes, _HEADER + place * self._stride) for place in range(size)
+            unpacked(self.bytes, model, _HEADER + place * self._stride) for place in range(size)
         ]
         self.on_publish: Callable[[], None] = lambda: None
         if descriptor is None:
@@ -264,18 +268,10 @@ class SentWeights(_Newest):
 def packed(model: nn.Module) -> Packed:
     """Returns a copy of the model's weights, on the CPU."""
     found = np.zeros(_size_of(model), np.uint8)
-    views = _views(model, found)
+    views = unpacked(found, model)
     for name, tensor in model.state_dict().items():
         views[name].copy_(tensor)
     return found
-
-
-def unpacked(weights: Packed, model: nn.Module) -> dict[str, Tensor]:
-    """Returns the entries of a state_dict with the dtypes and shapes of the model's.
-
-    They share memory with `weights`, which may be read-only: do not write to them.
-    """
-    return _views(model, weights)
 
 
 def _written_by_forward(model: nn.Module) -> set[str]:

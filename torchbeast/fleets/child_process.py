@@ -152,19 +152,15 @@ class ChildProcess:
 
     def _wait_for_group(self) -> None:
         """Waits for the end of the child, and kills what it leaves behind."""
-        if not hasattr(os, "waitid"):  # on macOS before Python 3.13
+        if hasattr(os, "waitid"):
+            with contextlib.suppress(ChildProcessError):  # `kill` has already reaped it
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        else:  # on macOS before Python 3.13
             self._process.wait()
-            self._end_group()
-            return
-        with contextlib.suppress(ChildProcessError):  # `kill` has already reaped it
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        self._end_group()  # before another group can get its number
-        self._process.wait()
-
-    def _end_group(self) -> None:
-        """Kills processes that the child has forked and left behind."""
+        # before another group can get its number
         with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is empty
             os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
 
     def _read_reports(self) -> None:
         with _stream(self._process.stdout) as stdout:
@@ -353,7 +349,6 @@ def take_stdin() -> BinaryIO:
     result is a separate file, because a thread that is blocked in sys.stdin breaks Python's exit.
     """
     pipe = os.fdopen(os.dup(0), "rb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     return pipe

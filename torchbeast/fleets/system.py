@@ -41,15 +41,11 @@ _NEVER = -1
 
 _MOST = 0.9  # share of free memory to use, so that some is left for the rest of the program
 
-# For the two versions of control groups: limit, usage, and the entries of memory.stat that count
-# files in the page cache, which the kernel drops when memory is needed.
+# For the two versions of control groups: limit, usage, and the prefix of the entries of memory.stat
+# that count files in the page cache, which the kernel drops when memory is needed.
 _OF_MEMORY = (
-    ("memory.max", "memory.current", ("inactive_file", "active_file")),
-    (
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        ("total_inactive_file", "total_active_file"),
-    ),
+    ("memory.max", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
 
 
@@ -62,15 +58,12 @@ def available_cores(root: Path = Path("/")) -> int:
 
     root: folder of the system's files.
     """
-    share, cores = os.environ.get(_SHARE, ""), _cores(root)
-    return min(int(share), cores) if share.isdecimal() and int(share) else cores
-
-
-def _cores(root: Path) -> int:
     has_affinity = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     quotas = [math.ceil(quota) for _, quota in _quotas(root)]
-    return max(1, min([cores, *quotas]) // _number_of("LOCAL_WORLD_SIZE", os.environ))
+    cores = max(1, min([cores, *quotas]) // _number_of("LOCAL_WORLD_SIZE", os.environ))
+    share = os.environ.get(_SHARE, "")
+    return min(int(share), cores) if share.isdecimal() and int(share) else cores
 
 
 def _quotas(root: Path) -> Iterator[tuple[Path, float]]:
@@ -441,11 +434,12 @@ def _of_the_machine(root: Path) -> Iterator[int]:
 def _of_control_groups(root: Path) -> Iterator[int]:
     """Yields the bytes left in each control group that limits this process."""
     for group in _groups(root, "memory"):
-        for limit, use, cached in _OF_MEMORY:
+        for limit, use, prefix in _OF_MEMORY:
             most, used = _number(group / limit), _number(group / use)
             if most is not None and used is not None:
                 stat = dict(line.split() for line in _lines(group / "memory.stat"))
-                yield max(0, most - used + sum(int(stat.get(name, 0)) for name in cached))
+                files = (f"{prefix}inactive_file", f"{prefix}active_file")
+                yield max(0, most - used + sum(int(stat.get(name, 0)) for name in files))
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:

@@ -39,7 +39,7 @@ from torchbeast.on_ray.connection import (
     import_ray,
     runtime_env,
 )
-from torchbeast.shared_replay.replay import SharedReplay, SharingAgent, Ticket, has_ended
+from torchbeast.shared_replay.replay import SharedReplay, SharingAgent, has_ended
 from torchbeast.shared_replay.service import Served, SharedReplayClient
 
 ON_RAY = "ray:"  # prefix of the address of a replay on Ray
@@ -92,7 +92,6 @@ class RayReplayClient(SharingAgent):
                 f"replay_service {self._address}: the Ray cluster of this run has no replay of "
                 "this name: select another cluster with $RAY_ADDRESS, or with RayBeast's --address"
             ) from error
-        self._ticket: Ticket
         try:
             self._ticket, self._stats = self._call("join", joining)
         except ValueError as error:
