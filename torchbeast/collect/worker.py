@@ -108,7 +108,6 @@ class RolloutWorker(FleetWorker):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._closing = ExitStack()
         self._begin_again()
 
     def _begin_again(self) -> None:
@@ -195,7 +194,7 @@ class RolloutWorker(FleetWorker):
 
     def close(self) -> None:
         """Closes the environments. The worker can be started again."""
-        self._closing.close()
+        super().close()
         self._begin_again()
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,6 @@ _DESCRIPTION = ("env_id", "observation_space", "action_space", "frame_stack")
 
 class EnvWorker(FleetWorker):
     """The methods of EnvProcess on the environment's side."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self._closing = ExitStack()
 
     def start(self, spec: EnvSpec, num_envs: int, render: bool) -> dict[str, Any]:
         """Makes the environments and describes them."""
@@ -56,10 +52,6 @@ class EnvWorker(FleetWorker):
 
     def end(self) -> None:
         """Does nothing: a call ends by itself, or with the process."""
-
-    def close(self) -> None:
-        """Closes the environments."""
-        self._closing.close()
 
 
 def _arrays(nest: Any) -> Any:

@@ -97,10 +97,10 @@ class Worker(Protocol):
 
 
 class FleetWorker:
-    """The base class of workers, in their processes."""
+    """The base class of workers, in their processes. _closing: what `close` has to end."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self._name, self._closing = name, contextlib.ExitStack()
 
     def __repr__(self) -> str:
         return self._name  # Ray puts it before every line that the worker prints
@@ -108,6 +108,10 @@ class FleetWorker:
     def place(self) -> WorkerLocation:
         """Returns the host and process of the worker."""
         return WorkerLocation(socket.gethostname(), os.getpid(), "")
+
+    def close(self) -> None:
+        """Closes what the worker has opened; the last call."""
+        self._closing.close()
 
 
 class Fleet(Protocol):

@@ -111,7 +111,6 @@ class GradientWorker(FleetWorker):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._supervisor = Supervisor()
-        self._end: Callable[[], None] = lambda: None
         self.ranks: TorchRanks | None = None
         self._is_started = False
         self._round = -1  # number of the batch
@@ -139,7 +138,7 @@ class GradientWorker(FleetWorker):
             store = store_at(host, port)
             self.ranks = TorchRanks(store, index, count, device=torch.device(device))
         self._parts = made = make_parts(index, self.ranks, self._stops_early)
-        self._end = made.end
+        self._closing.callback(made.end)
         self._step = made.optimiser_step
         self._models = nn.ModuleDict(self._step.algo.models)
         load_state(self._step, state)
@@ -221,10 +220,6 @@ class GradientWorker(FleetWorker):
     def end(self) -> None:
         """Ends the source, and thereby every wait for a batch."""
         self._supervisor.stop("the run ended")
-
-    def close(self) -> None:
-        """Ends what the source has started."""
-        self._end()
 
     def _stops_early(self, share: float) -> bool:
         number, least = self._stopped
