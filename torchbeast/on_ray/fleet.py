@@ -21,7 +21,6 @@ import logging
 import os
 import queue
 import secrets
-import shutil
 import sys
 import tempfile
 import threading
@@ -439,20 +438,22 @@ def _own_files() -> Iterator[Path]:
     """
     parent = tempfile.gettempdir()
     parent = parent if len(parent) + len("/torchbeast-ray-") < _LONGEST_FOLDER else "/tmp"
-    folder = Path(tempfile.mkdtemp(prefix="torchbeast-ray-", dir=parent))
-    ours: dict[str, str] = {}
-    if "ray" not in sys.modules and not any(name in os.environ for name in _OF_TOKENS):
-        token = folder / "token"
-        token.touch(mode=0o600)
-        token.write_text(secrets.token_hex(32))
-        ours = dict(zip(_OF_TOKENS, ("token", str(token)), strict=True))
-    os.environ.update(ours)
-    try:
-        yield folder
-    finally:
-        for name in ours:
-            os.environ.pop(name, None)
-        shutil.rmtree(folder, ignore_errors=True)
+    made = tempfile.TemporaryDirectory(
+        prefix="torchbeast-ray-", dir=parent, ignore_cleanup_errors=True
+    )
+    with made as folder:
+        ours: dict[str, str] = {}
+        if "ray" not in sys.modules and not any(name in os.environ for name in _OF_TOKENS):
+            token = Path(folder, "token")
+            token.touch(mode=0o600)
+            token.write_text(secrets.token_hex(32))
+            ours = dict(zip(_OF_TOKENS, ("token", str(token)), strict=True))
+        os.environ.update(ours)
+        try:
+            yield Path(folder)
+        finally:
+            for name in ours:
+                os.environ.pop(name, None)
 
 
 def _node(node: Mapping[str, Any], here: str) -> Node:

@@ -42,7 +42,7 @@ from torchbeast.collect.contract import (
     describe_lost_streams,
     shortage_of,
 )
-from torchbeast.core.actors.contract import Actor, Mode, ModelInputs, specs_of_extras
+from torchbeast.core.actors.contract import Actor, Mode, ModelInputs
 from torchbeast.core.actors.cuda_graphs import use_cuda_graphs
 from torchbeast.core.base.computing import CudaStream
 from torchbeast.core.base.nest import map_leaves, map_leaves2
@@ -91,7 +91,6 @@ class PolySource:
         check_streams(len(fleet.stream_addresses))
         rollouts, size, spare = learner.rollouts, learner.batch_size, learner.spare_columns
         actor = rollouts.agent.model
-        specs_of_extras(actor, rollouts.extras)
         self._learner = learner
         self._join_server = join_server
         self._closed = threading.Event()
@@ -231,8 +230,8 @@ class PolySource:
 
 
 class _OwnServersSource(PolySource):
-    """Starts environment servers for itself, and ends them. It takes batches in a thread of the
-    supervisor, because Ctrl-C does not end a wait in C++.
+    """Starts environment servers for itself. It takes batches in a thread of the supervisor,
+    because Ctrl-C does not end a wait in C++.
     """
 
     def __init__(
@@ -241,10 +240,9 @@ class _OwnServersSource(PolySource):
         fleet: ServerFleet,
         start_servers: Callable[[Supervisor], EnvServers],
     ) -> None:
-        """start_servers: called by `start`."""
+        """start_servers: called by `start`; others end the servers."""
         super().__init__(learner, fleet, PipelineConfig())
         self._start_servers = start_servers
-        self._servers: EnvServers | None = None
         self._taking, self._number = BatchTaker(super().batches), 1  # of the next batch
 
     def start(self, supervisor: Supervisor) -> None:
@@ -256,7 +254,6 @@ class _OwnServersSource(PolySource):
         supervisor.start_thread("batches", self._taking.run)
 
     def _play(self) -> None:
-        assert self._servers is not None
         if self._servers.wait_ready():
             super()._play()
 
@@ -269,11 +266,6 @@ class _OwnServersSource(PolySource):
                     return
             self._number += 1
             yield batch
-
-    def end(self) -> None:
-        """Ends the servers. May be called again."""
-        if self._servers is not None:
-            self._servers.close()
 
 
 def inference_threads(count: int | None, device: torch.device) -> int:
@@ -421,12 +413,12 @@ class StartedServers(CollectionPlan):
         plans = plans_for_local_servers(self.config, disable_cuda=on_cpu)
         folder = ending.enter_context(run_folder())
         addresses = server_addresses(folder_basename(folder), len(plans))
-        servers = functools.partial(
-            EnvServers, env=env, plans=plans, addresses=addresses, folder=folder
-        )
-        source = _OwnServersSource(learner, _fleet(self.envs, env, plans, addresses), servers)
-        ending.callback(source.end)
-        return source
+
+        def start(supervisor: Supervisor) -> EnvServers:
+            servers = EnvServers(supervisor, env, plans, addresses, folder)
+            return ending.enter_context(contextlib.closing(servers))
+
+        return _OwnServersSource(learner, _fleet(self.envs, env, plans, addresses), start)
 
 
 def _fleet(
