@@ -82,11 +82,6 @@ class Room(NamedTuple):
     nodes: Sequence[Node]
     free_cpus: float  # of all nodes
 
-    @property
-    def of_learner(self) -> Node | None:
-        """The node on which the learner runs; None if it is outside the cluster."""
-        return next((node for node in self.nodes if node.is_learners), None)
-
     def __str__(self) -> str:
         each = [f"{node.host} {_resources(node.cpus, node.gpus)}" for node in self.nodes]
         shown = ", ".join(each[:_SHOWN]) + (", ..." if len(each) > _SHOWN else "")
@@ -166,8 +161,8 @@ def check_object_store(room: Room, rollout_bytes: int, rollouts: int, weights_by
     of one environment. weights_bytes: of one version.
     """
     needed = rollouts * rollout_bytes + _VERSIONS * weights_bytes
-    here = room.of_learner
-    if here is None or needed <= here.object_store_bytes:
+    here = next((node for node in room.nodes if node.is_learners), None)
+    if here is None or needed <= here.object_store_bytes:  # None: outside the cluster
         return
     raise UsageError(
         f"{rollouts} rollouts of {_megabytes(rollout_bytes)} and {_VERSIONS} versions of weights "
