@@ -21,7 +21,7 @@ from torchbeast.errors import EXIT_DONE, UsageError
 from torchbeast.fleets.supervisor import Failure, Supervisor, end_program
 from torchbeast.fleets.system import check_alone
 from torchbeast.reporting.output import lossy_output
-from torchbeast.reporting.prometheus import Metric, PrometheusEndpoint
+from torchbeast.reporting.prometheus import Metric, PrometheusEndpoint, total
 from torchbeast.reporting.run_folder import LOGGER_NAME, raise_failure, warning_handler
 from torchbeast.servers.addresses import server_addresses, user_basename
 from torchbeast.servers.env_servers import EnvServers, ServerPlan, spread
@@ -110,28 +110,19 @@ def _metrics(servers: EnvServers, plans: Sequence[ServerPlan]) -> list[Metric]:
     """Returns the metrics of all servers; docs/how-to/operations.md lists them."""
     activity = servers.activity()
     steps, opened = (
-        {address: float(said.get(name, 0)) for address, said in activity.items()}
+        {address: said.get(name, 0) for address, said in activity.items()}
         for name in ("steps", "open_streams")
     )
-    streams = dict(zip(servers.addresses, (float(plan.num_streams) for plan in plans), strict=True))
+    streams = {a: plan.num_streams for a, plan in zip(servers.addresses, plans, strict=True)}
+    text = "Replacements of processes that died, since the program started."
+    since = "since its process started"
     return [
-        Metric(
-            "served_env_steps",
-            "Environment steps of a server, since its process started.",
-            steps,
-            "server",
-            "counter",
-        ),
+        total("served_env_steps", f"Environment steps of a server, {since}.", steps, "server"),
         Metric(
             "open_streams", "Streams of a server whose environments exist now.", opened, "server"
         ),
         Metric("served_streams", "Streams that a learner opens to a server.", streams, "server"),
-        Metric(
-            "replaced_servers",
-            "Replacements of processes that died, since the program started.",
-            float(servers.replaced),
-            kind="counter",
-        ),
+        total("replaced_servers", text, servers.replaced),
     ]
 
 

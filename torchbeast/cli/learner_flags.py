@@ -274,19 +274,16 @@ class MonoBeastFlags(LearnerFlags):
             f"--fixed_lag {lag} is above --max_lag {limit}, so almost no data would be trained on: "
             f"use --max_lag {lag} or more",
         )
-        if not self.learns_from_transitions or not self.is_reproducible:
-            is_usual = lag == usual_of(type(self.algorithm)).get("fixed_lag")
-            whose = f", the default of {self.defaults.algo}" if is_usual else ""
-            self.processes.check_fixed_lag(self.rollouts.batch_size, whose)
-            return
-        require(
-            self.processes.fixed_lag == 0,
-            f"--fixed_lag {self.processes.fixed_lag} counts updates, but with --algo "
-            f"{self.defaults.algo} their number per rollout varies: use --fixed_lag 0, which "
-            "collects only between updates",
-        )
-        self.replay.check_waits("--fixed_lag 0")
-        self.processes.check_fixed_lag(self.synchronous_rollouts)
+        if self.synchronous_rollouts:
+            require(
+                lag == 0,
+                f"--fixed_lag {lag} counts updates, but with --algo {self.defaults.algo} their "
+                "number per rollout varies: use --fixed_lag 0, which collects only between updates",
+            )
+            self.replay.check_waits("--fixed_lag 0")
+        is_usual = lag == usual_of(type(self.algorithm)).get("fixed_lag")
+        whose = f", the default of {self.defaults.algo}" if is_usual else ""
+        self.processes.check_fixed_lag(self.synchronous_rollouts or self.rollouts.batch_size, whose)
 
     @property
     def synchronous_rollouts(self) -> int:

@@ -71,6 +71,11 @@ class Metric:
     kind: Literal["gauge", "counter"] = "gauge"
 
 
+def total(name: str, text: str, values: float | Mapping[str, float], label: str = "") -> Metric:
+    """Returns a metric that only grows."""
+    return Metric(name, text, values, label, "counter")
+
+
 class PrometheusEndpoint:
     """Serves the metrics that `show` was last called with. Any thread may call it."""
 
@@ -179,10 +184,10 @@ def learner_metrics(shown: Shown) -> list[Metric]:
     since = "since the program started"
     return [
         Metric("run_info", "1, for the run.", {shown.run: 1.0}, "xpid"),
-        _total("env_steps", "Environment steps trained on, since the run began.", progress.step),
-        _total("updates", "Updates of the weights, since the run began.", shown.updates),
-        _total("episodes", "Episodes that have ended, since the run began.", progress.episodes),
-        _total("collected_env_steps", f"Environment steps {since}.", shown.collected),
+        total("env_steps", "Environment steps trained on, since the run began.", progress.step),
+        total("updates", "Updates of the weights, since the run began.", shown.updates),
+        total("episodes", "Episodes that have ended, since the run began.", progress.episodes),
+        total("collected_env_steps", f"Environment steps {since}.", shown.collected),
         Metric("target_env_steps", "Environment steps of the whole run.", shown.total_steps),
         Metric("mean_episode_return", "Of the last episodes.", progress.mean_return()),
         Metric("mean_episode_length", "Of the last episodes, in steps.", progress.mean_length()),
@@ -197,13 +202,12 @@ def learner_metrics(shown: Shown) -> list[Metric]:
             "Unix time of the last checkpoint of this process.",
             shown.saved_at,
         ),
-        _total("failed_checkpoints", f"Checkpoints not written, {since}.", shown.failed_saves),
-        Metric(
+        total("failed_checkpoints", f"Checkpoints not written, {since}.", shown.failed_saves),
+        total(
             "stage_seconds",
             f"Seconds of all workers and learner threads, {since}.",
             shown.stage_seconds,
             "stage",
-            "counter",
         ),
         Metric("log", "The values of the last row of logs.csv.", shown.row, "column"),
     ]
@@ -222,10 +226,6 @@ def _workers(shown: Shown) -> Iterator[Metric]:
         ("replaced_workers", "Workers that were replaced, since the program started."),
     ):
         if name in status:
-            yield _total(name, text, status[name])
+            yield total(name, text, status[name])
     if (fill := status.get("replay_fill")) is not None:
         yield Metric("replay_fill_ratio", "Fraction of the replay that is filled.", fill)
-
-
-def _total(name: str, text: str, value: float) -> Metric:
-    return Metric(name, text, value, kind="counter")
