@@ -16,9 +16,17 @@ from typing import Any
 import pytest
 
 from torchbeast.errors import UsageError
-from torchbeast.reporting import StdoutLogger, TensorBoardLogger, WandbLogger, log_files
-from torchbeast.reporting.log_files import LoggedRun, Logs, grouped, read_logs
-from torchbeast.reporting.loggers import FILES, LogConfig, ThinnedLogger, upload_video
+from torchbeast.reporting import StdoutLogger, TensorBoardLogger, WandbLogger, loggers
+from torchbeast.reporting.log_files import read_logs
+from torchbeast.reporting.loggers import (
+    FILES,
+    LogConfig,
+    LoggedRun,
+    Logs,
+    ThinnedLogger,
+    grouped,
+    upload_video,
+)
 from torchbeast.reporting.run_folder import RunFolder
 
 
@@ -229,7 +237,7 @@ def test_without_tensorboard_one_line_tells_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    log_files._say_missing.cache_clear()
+    loggers._say_missing.cache_clear()
     for _ in range(2):
         TensorBoardLogger().open(run_in(tmp_path)).close()
     assert capsys.readouterr().out.count("pip install 'torchbeast[tensorboard]'") == 1

@@ -16,16 +16,9 @@ from pathlib import Path
 import pytest
 
 from torchbeast.errors import UsageError
-from torchbeast.reporting import log_files
-from torchbeast.reporting.log_files import (
-    AppendedFile,
-    CsvLogger,
-    LogFiles,
-    LoggedRun,
-    Logs,
-    read_fields,
-    read_logs,
-)
+from torchbeast.reporting import CsvLogger, log_files, loggers
+from torchbeast.reporting.log_files import AppendedFile, LogFiles, read_fields, read_logs
+from torchbeast.reporting.loggers import LoggedRun, Logs
 from torchbeast.reporting.run_folder import RunFolder
 
 
@@ -94,7 +87,7 @@ def test_rows_that_are_lost_at_the_end_are_said_when_the_log_is_closed(
             raise OSError(28, "No space left on device")
 
     said: list[str] = []
-    monkeypatch.setattr(log_files._log, "warning", lambda text, *parts: said.append(text % parts))
+    monkeypatch.setattr(loggers._log, "warning", lambda text, *parts: said.append(text % parts))
     logs = Logs([Full()], LoggedRun(folder=tmp_path, settings={}, step=0))
     logs.write(10, {})
     logs.write(20, {})

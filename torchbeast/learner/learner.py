@@ -31,8 +31,8 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError, expanded
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.learner.plan import plan_of
-from torchbeast.reporting.log_files import Logger, read_logs
-from torchbeast.reporting.loggers import FILES
+from torchbeast.reporting.log_files import read_logs
+from torchbeast.reporting.loggers import FILES, Logger
 from torchbeast.reporting.run_folder import RunConfig, RunFolder, Session, is_in_use, raise_failure
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.callbacks import Callback, Callbacks, RunningLearner

@@ -30,7 +30,7 @@ from torchbeast.fleets.fleet import Fleet, LocalFleet
 from torchbeast.fleets.system import environment_of_share, keep_freed_memory
 from torchbeast.gradients.config import GradientConfig
 from torchbeast.on_ray.config import RayConfig, WorkerGroup, check_room
-from torchbeast.reporting.log_files import Logger
+from torchbeast.reporting.loggers import Logger
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.run.assemble import CPU_BYTES_AT_ONCE, Assembled, LearnerConfig, assemble
 from torchbeast.run.config import HardwareConfig, TrainingConfig

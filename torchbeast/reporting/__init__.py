@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from torchbeast.core.base.lazy import importing
 
 if TYPE_CHECKING:
-    from torchbeast.reporting.log_files import CsvLogger as CsvLogger
-    from torchbeast.reporting.log_files import Logger as Logger
-    from torchbeast.reporting.log_files import TensorBoardLogger as TensorBoardLogger
+    from torchbeast.reporting.loggers import CsvLogger as CsvLogger
+    from torchbeast.reporting.loggers import Logger as Logger
     from torchbeast.reporting.loggers import StdoutLogger as StdoutLogger
+    from torchbeast.reporting.loggers import TensorBoardLogger as TensorBoardLogger
     from torchbeast.reporting.loggers import WandbLogger as WandbLogger
 
 __all__, __getattr__, __dir__ = importing(__name__)

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of loggers, which log the metrics of a run, and the loggers of every run: the files
-logs.csv and fields.csv, and TensorBoard's events.
-
-    Logger  -- open(run) -->  Log  -- write(step, metrics), once per update -->  close()
-    settings, reusable        one part of a run, from its start to its end
+"""The files logs.csv and fields.csv of a run, and other files with a row for each step.
 
 logs.csv begins with `# _tick,_time,step,...` and has one row per update. New columns are added at
 the right; the last row of fields.csv is always the full list of columns. A resumed run appends to
@@ -13,134 +9,21 @@ the files and continues counting `_tick`.
 from __future__ import annotations
 
 import csv
-import functools
 import io
-import logging
 import math
 import os
-import re
 import statistics
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from torchbeast.errors import refusing_paths
-from torchbeast.fleets.waiting import say
 from torchbeast.reporting.output import Lock, lock
 from torchbeast.reporting.run_folder import write_atomically
 
-_log = logging.getLogger("torchbeast.logs")
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux: includes time in suspend
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoggedRun:
-    """The run to log."""
-
-    folder: Path
-    settings: Mapping[str, Any]  # by the names of flags
-    step: int  # env steps of the checkpoint that it resumes; 0 for a new run
-
-    @property
-    def name(self) -> str:
-        """Name of the run."""
-        return self.folder.name
-
-
-class Log(Protocol):
-    """The open log of a run. Used by one thread at a time."""
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Logs the metrics after `step` env steps; NaN stands for a missing value."""
-
-    def close(self) -> None:
-        """Writes remaining data. Do not call any method afterwards."""
-
-
-class Logger(Protocol):
-    """Opens the log of a run."""
-
-    def open(self, run: LoggedRun) -> Log:
-        """Opens the log.
-
-        If it raises UsageError, which says what to install or change, the run ends. If it raises
-        OSError or UnicodeError, the run continues without this log.
-        """
-
-
-class Logs:
-    """Several logs as one. If one cannot be written, e.g. on a full disk, the run continues."""
-
-    def __init__(self, loggers: Sequence[Logger], run: LoggedRun) -> None:
-        """Opens the logs in order. If one ends the run, closes the others."""
-        self._logs: list[Log] = []
-        with ExitStack() as opened:
-            for logger in loggers:
-                try:
-                    log = _Lossy(logger.open(run))
-                except (OSError, UnicodeError) as error:
-                    text = "%s cannot log this run: %s. The run continues without it"
-                    _log.warning(text, type(logger).__name__, error)
-                    continue
-                opened.callback(log.close)
-                self._logs.append(log)
-            self._opened = opened.pop_all()
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes to each."""
-        for log in self._logs:
-            log.write(step, metrics)
-
-    def close(self) -> None:
-        """Closes each, even if one raises; the last one first."""
-        self._opened.close()
-
-
-class _Lossy:
-    """A log that loses rows if it raises OSError, and warns about them."""
-
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self._lost = 0  # rows since the last one that was written
-        self._what = ""  # what cannot be written
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        try:
-            self._log.write(step, metrics)
-        except OSError as error:
-            if not self._lost:
-                self._what = str(error.filename or type(self._log).__name__)
-                why = error.strerror or error
-                text = "%s cannot be written (%s): rows are lost from step %s on; the run continues"
-                _log.warning(text, self._what, why, f"{step:,}")
-            self._lost += 1
-        else:
-            self._say_lost(f"it is written again at step {step:,}")
-
-    def close(self) -> None:
-        try:
-            self._log.close()
-        except OSError as error:
-            _log.warning("%s was not closed cleanly (%s)", type(self._log).__name__, error)
-        self._say_lost("the run has ended")
-
-    def _say_lost(self, then: str) -> None:
-        if self._lost:
-            _log.warning("%s lost %s rows; %s", self._what, f"{self._lost:,}", then)
-        self._lost = 0
-
-
-class CsvLogger:
-    """Writes logs.csv and fields.csv in the run's folder."""
-
-    def open(self, run: LoggedRun) -> LogFiles:
-        """Opens the files. Raises UsageError if it cannot, because plots need them."""
-        with refusing_paths("make it writable, or use another savedir"):
-            return LogFiles(run.folder, run.step)
 
 
 class LogFiles:
@@ -375,97 +258,3 @@ class WallTime:
     def now(self) -> float:
         """Returns the seconds since 1970, which never decrease."""
         return self._start + time.clock_gettime(_CLOCK)
-
-
-_ONLY_FILES = ("mean_episode_return", "mean_episode_length")  # of a batch, and often empty
-_GROUPS = (
-    ("eval/", re.compile(r"(?:evaluation_(mean_(?:return|length))|(.+_mean_(?:return|length)))")),
-    ("rollout/", re.compile(r"(mean_return(_.+)?|mean_length|episodes|info_.+)")),
-    ("", re.compile("(.+/.+)")),
-    (
-        "time/",
-        re.compile(
-            r"time_(.+)|(steps_per_second|update_seconds|samples_per_insert"
-            r"|.+_(?:lag|steps|workers|streams|queue_size|fill))"
-        ),
-    ),
-    ("train/", re.compile("(.+)")),
-)
-
-
-def grouped(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns the metrics of a row that have a value, by the names that TensorBoard and Weights &
-    Biases show in groups.
-
-        rollout/  mean return and length of the last episodes, numbers from info
-        eval/     evaluations
-        time/     speed, lag, queues and counters
-        train/    losses, learning rates, and what callbacks and algorithms of your own add, unless
-                  its name has a group
-
-    Means over the episodes of one batch are only in logs.csv, because most batches of long episodes
-    have none.
-    """
-    named = ((_tag(name), value) for name, value in metrics.items() if not math.isnan(value))
-    return {tag: value for tag, value in named if tag}
-
-
-@functools.cache
-def _tag(name: str) -> str:
-    """Returns the name of a column in its group; "" if it is only in files."""
-    for group, names in _GROUPS if name not in _ONLY_FILES else ():
-        if match := names.fullmatch(name):
-            return group + next(filter(None, match.groups()))
-    return ""
-
-
-class TensorBoardLogger:
-    """Writes TensorBoard events into the run's folder, if TensorBoard is installed."""
-
-    def open(self, run: LoggedRun) -> Log:
-        """Opens the events of a run, and hides events after the checkpoint that it resumes."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-            from torch.utils.tensorboard import summary as summaries
-        except ImportError:
-            _say_missing()
-            return Logs((), run)
-        writer: Any = SummaryWriter(str(run.folder), purge_step=run.step + 1)
-        settings = {k: v if isinstance(v, int | float) else str(v) for k, v in run.settings.items()}
-        # Not writer.add_hparams, which would write a second run.
-        hparams: Any = summaries.hparams
-        for summary in hparams(settings, {"rollout/mean_return": math.nan}):
-            writer.file_writer.add_summary(summary)
-        rows = [f"| {name} | {value} |" for name, value in settings.items()]
-        table = "\n".join(["| flag | value |", "| --- | --- |", *rows])
-        writer.add_text("settings", table, run.step)
-        return TensorBoardLog(writer)
-
-
-@functools.cache
-def _say_missing() -> None:
-    say(
-        "TensorBoard is not installed, so this run writes no events: pip install "
-        "'torchbeast[tensorboard]', or set disable_tensorboard."
-    )
-
-
-class TensorBoardLog:
-    """The events of a run. Used by one thread at a time."""
-
-    def __init__(self, writer: Any) -> None:
-        """writer: a SummaryWriter."""
-        self._writer, self._time = writer, WallTime()
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds a scalar for each metric except NaN; see `grouped`.
-
-        Raises OSError if the writer's thread has failed, which then does not write any more.
-        """
-        now = self._time.now()
-        for name, value in grouped(metrics).items():
-            self._writer.add_scalar(name, value, step, walltime=now)
-
-    def close(self) -> None:
-        """Writes the last events."""
-        self._writer.close()

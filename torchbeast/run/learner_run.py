@@ -30,7 +30,7 @@ from torchbeast.errors import UsageError
 from torchbeast.fleets.system import check_buffers, free_memory, keep_freed_memory
 from torchbeast.fleets.waiting import say
 from torchbeast.reporting.display import next_commands, summary
-from torchbeast.reporting.log_files import Log, LoggedRun, Logs
+from torchbeast.reporting.loggers import Log, LoggedRun, Logs
 from torchbeast.reporting.prometheus import PrometheusEndpoint
 from torchbeast.reporting.run_folder import Session
 from torchbeast.run import checkpoint as checkpoints

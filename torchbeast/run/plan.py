@@ -21,8 +21,7 @@ from torchbeast.core.envs.selection import leaf_keys
 from torchbeast.core.envs.tasks import has_tasks
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.reporting.log_files import Logger
-from torchbeast.reporting.loggers import FILES, DisplayConfig
+from torchbeast.reporting.loggers import FILES, DisplayConfig, Logger
 from torchbeast.reporting.prometheus import MetricsConfig
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.run.assemble import Assembled, LearnerConfig, MakeAgent

@@ -15,7 +15,7 @@ from torchbeast.core.envs.tasks import TASK
 from torchbeast.core.storages.batch import Batch
 from torchbeast.reporting.diagnosis import Reading, spent
 from torchbeast.reporting.display import Progress, Rate, mean
-from torchbeast.reporting.log_files import Log
+from torchbeast.reporting.loggers import Log
 
 _log = logging.getLogger("torchbeast.learner")
 
