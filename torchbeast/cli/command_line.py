@@ -165,10 +165,9 @@ def parse(
     known: names of further flags, which were read before, as suggestions for an unknown flag.
     `--help` and `--preset help` print and exit.
     """
-    words = _words(args)
     with _as_far_as_it_is_read():
-        flags_type, default = _read_first(flags_type, _by_name(words, flag_names(flags_type)))
-        words = _by_name(words, flag_names(flags_type))  # includes the algorithm's own flags
+        flags_type, default = _read_first(flags_type, _words(args, flags_type))
+        words = _words(args, flags_type)  # includes the algorithm's own flags
         parsed, unknown = _cli(flags_type, program, words, default)
     if unknown:
         raise UsageError(_about_unknown(unknown, [*flag_names(flags_type), *known]))
@@ -184,17 +183,14 @@ def parse_known(
     """Parses the flags that the type has; returns them and the remaining words, for another
     program.
     """
-    words = _by_name(_words(args), flag_names(flags_type))
     with _as_far_as_it_is_read():
-        return _cli(flags_type, program, words, tyro.MISSING_NONPROP)
+        return _cli(flags_type, program, _words(args, flags_type), tyro.MISSING_NONPROP)
 
 
-def _words(args: Sequence[str] | None) -> list[str]:
-    return list(sys.argv[1:] if args is None else args)
-
-
-def _by_name(words: Sequence[str], known: Collection[str]) -> list[str]:
-    return [by_its_name(word, known) for word in words]
+def _words(args: Sequence[str] | None, flags_type: type) -> list[str]:
+    """Returns the words of the command line, with flags by their own names."""
+    known = flag_names(flags_type)
+    return [by_its_name(word, known) for word in (sys.argv[1:] if args is None else args)]
 
 
 def _cli(
