@@ -23,7 +23,6 @@ import tyro
 from torchbeast import compare
 from torchbeast.cli.command_line import parse, parse_known
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.cli.presets import with_interval
 from torchbeast.cli.resuming import given
 from torchbeast.core.algos.registry import spelt
 from torchbeast.core.base.checks import at_least, counted, did_you_mean, in_any_case, require
@@ -42,7 +41,7 @@ from torchbeast.reporting.log_files import read_logs
 from torchbeast.sweep.__main__ import Swept, sweep
 from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.table import AgentRow
-from torchbeast.zoo import NAMES, PRESETS
+from torchbeast.zoo import NAMES, PRESETS, with_interval
 
 PROGRAM = "suite"
 ZOO = "zoo"

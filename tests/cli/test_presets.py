@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchbeast import monobeast
-from torchbeast.cli import presets
+from torchbeast import monobeast, zoo
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
@@ -123,7 +122,7 @@ RECORD = Record(1234.5, (999.96, 1300.0), seeds=10, steps=50_000, minutes=0.3)
 
 @pytest.fixture(autouse=True)
 def one_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presets, "records", lambda: {"pendulum-sac": RECORD})
+    monkeypatch.setattr(zoo, "records", lambda: {"pendulum-sac": RECORD})
     monkeypatch.setenv("COLUMNS", "80")
 
 
@@ -153,7 +152,7 @@ def test_preset_help_names_the_agent_of_a_preset(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = RECORD._replace(agent=ShippedAgent(101, 1.0, 0.0, "0123"), seeds=1)
-    monkeypatch.setattr(presets, "records", lambda: {"pendulum-sac": record})
+    monkeypatch.setattr(zoo, "records", lambda: {"pendulum-sac": record})
     text = " ".join(printed(capsys, "--preset", "help").split())
     assert "1300], 1 seed, 1 min. Agent: zoo:pendulum-sac." in text and text.count("zoo:") == 1
 

@@ -37,7 +37,8 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from torchbeast.cli import presets, resuming
+from torchbeast import zoo
+from torchbeast.cli import resuming
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.cli.resuming import kinds
 from torchbeast.collect.config import ActorsConfig, usual_batch_size
@@ -296,7 +297,8 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     """
     if not issubclass(flags_type, LearnerFlags):
         return flags_type, tyro.MISSING_NONPROP
-    of_preset = _without_served(flags_type, presets.settings(words))  # it may print and exit
+    of_preset = zoo.chosen_settings(resuming.given(words, "--preset"))  # it may print and exit
+    of_preset = _without_served(flags_type, of_preset)
     # It may print where the settings of the run come from.
     with lossy_output(), refusing_paths("use another --savedir or --xpid"):
         recorded = resuming.recorded_settings(words)
