@@ -68,7 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(flags: KeysFlags) -> int:
     """Writes the files, and prints where to copy them."""
-    _check_installed()
+    if importlib.util.find_spec("cryptography") is None:
+        raise UsageError(
+            "certificates are made with the package cryptography, which is not installed: "
+            "pip install 'torchbeast[tls]'"
+        )
     hosts = [host.strip() for host in flags.hosts.split(",") if host.strip()]
     if not hosts:
         raise UsageError(
@@ -85,14 +89,6 @@ def run(flags: KeysFlags) -> int:
             _write(folder / "token", f"{secrets.token_urlsafe(32)}\n".encode())
     print(_what_goes_where(folder, flags.days))
     return EXIT_DONE
-
-
-def _check_installed() -> None:
-    if importlib.util.find_spec("cryptography") is None:
-        raise UsageError(
-            "certificates are made with the package cryptography, which is not installed: "
-            "pip install 'torchbeast[tls]'"
-        )
 
 
 def _authority(folder: Path) -> Pair:

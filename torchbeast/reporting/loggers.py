@@ -488,9 +488,7 @@ class LogConfig:
         TensorBoard takes as long for a row as a small network for an update, and shows 1,000 of
         them.
         """
-        table: Logger = CsvLogger()
-        if self.log_interval:
-            table = ThinnedLogger([table], self.log_interval)
+        table = ThinnedLogger([CsvLogger()], self.log_interval)
         charts: list[Logger] = [] if self.disable_tensorboard else [TensorBoardLogger()]
         if self.wandb_project is not None:
             charts.append(WandbLogger(self.wandb_project, upload=self.wandb_upload))

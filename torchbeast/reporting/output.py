@@ -50,8 +50,8 @@ class LossyStream:
                 return self._stream.write(text)
             except OSError as error:
                 self._fail(error, lost=text.count("\n"))
-                return len(text)
-        self._lost += text.count("\n")
+        else:
+            self._lost += text.count("\n")
         return len(text)
 
     def flush(self) -> None:
