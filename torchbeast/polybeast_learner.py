@@ -85,10 +85,8 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
         session(flags.run.folder, flatten(flags), is_kept) as opened,
         _join_server(flags, opened.supervisor, replica) as join_server,
     ):
-        fleet = _described(
-            _found(flags, join_server, replica, opened.supervisor), flags.environment
-        )
-        plan = plan_of(flags, fleet, replica, join_server)
+        fleet = _found(flags, join_server, replica, opened.supervisor)
+        plan = plan_of(flags, _described(fleet, flags.environment), replica, join_server)
         LearnerRun(plan, opened, replica=replica).train()
     return EXIT_DONE
 
@@ -121,17 +119,13 @@ def _found(
     If hosts dial in, each learner has its own hosts, which must serve the same environment as the
     hosts of rank 0.
     """
-    goes_on = supervisor.check_goes_on
-    if replica is None:
-        return _find(flags, join_server, 1, goes_on)
-    own = (
-        _find(flags, join_server, replica.size, goes_on)
-        if join_server is not None or replica.leads
-        else None
-    )
-    if own is not None and replica.leads:
-        replica.ranks.tell(_SERVERS, json.dumps(own.descriptions))
-        return own
+    goes_on, learners = supervisor.check_goes_on, 1 if replica is None else replica.size
+    if replica is None or replica.leads:
+        fleet = _find(flags, join_server, learners, goes_on)
+        if replica is not None:
+            replica.ranks.tell(_SERVERS, json.dumps(fleet.descriptions))
+        return fleet
+    own = None if join_server is None else _find(flags, join_server, learners, goes_on)
     from torchbeast.core.update.torch_ranks import TIMEOUT_S
     from torchbeast.servers.discovery import check_same, fleet_of
 
@@ -233,16 +227,15 @@ def plan_of(
     from torchbeast.servers.source import ServedCollection  # compiled
 
     say(_sentence(fleet))
-    own, pipeline = fleet, flags.pipeline
     env = _with_own_options(fleet.env, flags.environment)
+    rank, size = (0, 1) if replica is None else (replica.rank, replica.size)
     if join_server is None:
-        pipeline.check_enough(len(fleet.stream_addresses))  # refused before anything is printed
-        own = fleet if replica is None else fleet.share(replica.rank, replica.size)
-    if replica is not None:
-        streams = len(own.stream_addresses), len(fleet.stream_addresses)
-        pipeline = pipeline.share(
-            replica.size, *(streams if join_server is None else (1, replica.size))
-        )
+        streams = len(fleet.stream_addresses)
+        flags.pipeline.check_enough(streams)  # refused before anything else is printed
+        own = fleet.share(rank, size)
+        pipeline = flags.pipeline.share(size, len(own.stream_addresses), streams)
+    else:
+        own, pipeline = fleet, flags.pipeline.share(size, 1, size)
     started = flags.fleet.servers() if isinstance(flags, PolyBeastFlags) else None
     collection = ServedCollection(
         num_envs=fleet.num_envs,
