@@ -42,8 +42,7 @@ def run(flags: PolyBeastEnvFlags) -> int:
     """
     check_alone(PROGRAM)
     with lossy_output():
-        failure = _serve(flags)
-    raise_failure(failure)
+        raise_failure(_serve(flags))
     return EXIT_DONE
 
 

@@ -48,7 +48,7 @@ class Noted:
             raise self.error(what)
 
     def open(self, run: LoggedRun) -> Noted:
-        self._note("open", run.name)
+        self._note("open", run.folder.name)
         return self
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -36,14 +36,9 @@ _OF_EPISODES = ("mean_episode_", "info_")  # columns that are means over the epi
 class LoggedRun:
     """The run to log."""
 
-    folder: Path
+    folder: Path  # {savedir}/{name of the run}
     settings: Mapping[str, Any]  # by the names of flags
     step: int  # env steps of the checkpoint that it resumes; 0 for a new run
-
-    @property
-    def name(self) -> str:
-        """Name of the run."""
-        return self.folder.name
 
 
 class Log(Protocol):
@@ -368,7 +363,7 @@ class WandbLogger:
             ) from None
         of_this_run = {
             "project": self._project,
-            "name": run.name,
+            "name": run.folder.name,
             "id": _id_in(run.folder / "wandb"),
             "dir": str(run.folder),
             "config": dict(run.settings),

@@ -212,16 +212,11 @@ def _completed(config: SweepConfig, before: SweepConfig) -> SweepConfig:
         raise UsageError(
             "a sweep with --scheduler pbt cannot continue with asha: remove --scheduler asha"
         )
-    return dataclasses.replace(
-        config,
-        set=config.set or before.set,
-        program=config.program or before.program,
-        trials=config.trials or before.trials,
-        search=config.search if config.trials else before.search,
-        shared_replay=config.shared_replay or before.shared_replay,
-        scheduler="pbt" if is_population else config.scheduler,
-        rounds=config.rounds or before.rounds or (10 if is_population else None),
-    )
+    chosen = {name: getattr(config, name) or getattr(before, name) for name in _RECORDED}
+    chosen["search"] = (config if config.trials else before).search
+    if is_population:
+        chosen |= {"scheduler": "pbt", "rounds": chosen["rounds"] or 10}
+    return dataclasses.replace(config, **chosen)
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
