@@ -15,7 +15,7 @@ from torchbeast.collect.contract import CollectionPlan
 from torchbeast.collect.worker import StageClock
 from torchbeast.fleets.system import core_time
 from torchbeast.reporting.diagnosis import Reading, RecentShares, diagnose, shares
-from torchbeast.run.rows import LearnerClock
+from torchbeast.run.training import LearnerClock
 
 
 class Clock:

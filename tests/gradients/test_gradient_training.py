@@ -18,8 +18,7 @@ from torchbeast.collect.weights import PublishedWeights
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.display import Progress
 from torchbeast.reporting.log_files import LogFiles, read_logs
-from torchbeast.run.rows import Rows
-from torchbeast.run.training import DONE, Training
+from torchbeast.run.training import DONE, Rows, Training
 
 UPDATES = 3
 

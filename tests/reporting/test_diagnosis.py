@@ -28,7 +28,7 @@ from torchbeast.reporting.diagnosis import (
     shares,
     spent,
 )
-from torchbeast.run.rows import LearnerClock
+from torchbeast.run.training import LearnerClock
 from torchbeast.servers.config import FleetConfig
 
 FLAGS = {

@@ -11,8 +11,8 @@ import pytest
 
 from torchbeast.envs.spec import EnvOptions, EnvSpec
 from torchbeast.reporting.display import Progress
-from torchbeast.run.rows import Rows
 from torchbeast.run.scores import TaskScores
+from torchbeast.run.training import Rows
 
 TWO = "PongNoFrameskip-v4,ALE/Breakout-v5"
 

@@ -37,8 +37,7 @@ from torchbeast.reporting.log_files import LogFiles, read_logs
 from torchbeast.run import training as training_module
 from torchbeast.run.assemble import Assembled, choose
 from torchbeast.run.config import HardwareConfig
-from torchbeast.run.rows import LearnerClock, Rows
-from torchbeast.run.training import DONE, LearnerThread, Training
+from torchbeast.run.training import DONE, LearnerClock, LearnerThread, Rows, Training
 
 T, B = 5, 2
 SOON = 20.0

@@ -17,8 +17,7 @@ from torchbeast.reporting.loggers import DisplayConfig
 from torchbeast.run import training as training_module
 from torchbeast.run import watch
 from torchbeast.run.checkpoint_writer import CheckpointNotWritten
-from torchbeast.run.rows import LearnerClock
-from torchbeast.run.training import PeriodicCheckpoints
+from torchbeast.run.training import LearnerClock, PeriodicCheckpoints
 from torchbeast.run.watch import RunDisplay, start_watchdog
 
 SOON = 20.0

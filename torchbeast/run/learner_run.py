@@ -45,9 +45,8 @@ from torchbeast.run.config import (
 )
 from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.plan import Plan
-from torchbeast.run.rows import Rows
 from torchbeast.run.scores import TaskScores
-from torchbeast.run.training import DONE, Consumer, PeriodicCheckpoints, Training
+from torchbeast.run.training import DONE, Consumer, PeriodicCheckpoints, Rows, Training
 from torchbeast.run.watch import RunDisplay, start_watchdog
 
 if TYPE_CHECKING:  # only programs with a replay or with several learners import them
