@@ -27,16 +27,12 @@ Files with such names in the folder of a run belong to the run, which removes th
 after a gap of two numbers are ignored. From the first save on, model.tar exists at any moment, even
 if the process or the machine dies. Only on file systems without hard links is it missing for the
 last moment of a save, and model.1.tar is used instead.
-
-NAME_best.tar is the best checkpoint of the run's evaluations. Its entry callbacks[NAME]["best"] is
-its mean return, so that only a better checkpoint replaces it.
 """
 
 from __future__ import annotations
 
 import errno
 import io
-import math
 import os
 import re
 import zipfile
@@ -436,31 +432,3 @@ def _shift(newest: Path, keep: int) -> None:
 
 def _listed(damaged: Sequence[Damaged]) -> str:
     return ", ".join(f"{error.path} is damaged ({error.reason})" for error in damaged)
-
-
-EVALUATION = "evaluation"
-BEST = "best"
-
-
-def best_path(folder: Path, name: str = EVALUATION) -> Path:
-    """Returns the path of the best checkpoint, which need not exist."""
-    return folder / f"{name}_best.tar"
-
-
-def kept_score(folder: Path, name: str = EVALUATION) -> float:
-    """Returns the mean return of the best checkpoint, or -inf without a checkpoint.
-
-    Raises UsageError or RunError if it cannot be read.
-    """
-    path = best_path(folder, name)
-    if not path.exists():
-        return -math.inf
-    state = load(path, needed=()).get("callbacks", {}).get(name, {})
-    return float(state.get(BEST, -math.inf))
-
-
-def save_best(path: Path, checkpoint: Mapping[str, Any], name: str, score: float) -> None:
-    """Writes the best checkpoint, with its score under the name of its evaluation."""
-    states = checkpoint.get("callbacks", {})
-    states = {**states, name: {**states.get(name, {}), BEST: score}}
-    save(path, {**checkpoint, "callbacks": states})

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callbacks that act every so often: checkpoints, and evaluations with their scores.
 
-The scores of a run's evaluations are in evaluations.csv. The best checkpoint is kept before the row
-is written. If the process is killed in between, the checkpoint is evaluated again when the
-evaluation is resumed.
+The scores of a run's evaluations are in evaluations.csv, and evaluation_best.tar is the best
+checkpoint. Its entry callbacks["evaluation"]["best"] is its mean return, so that only a better
+checkpoint replaces it. It is kept before the row is written. If the process is killed in between,
+the checkpoint is evaluated again when the evaluation is resumed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from torchbeast.run.checkpoint_writer import failing_is_a_warning
 from torchbeast.run.config import CallbacksConfig
 from torchbeast.run.episodes import Episodes
 from torchbeast.seeds import seed_of
+
+EVALUATION = "evaluation"
+BEST = "best"
 
 
 class _Periodic(Callback):
@@ -108,7 +112,9 @@ class Checkpoints(_Periodic):
         folder = learner.log_dir / "checkpoints"
         folder.mkdir(exist_ok=True)
         learner.save_model(folder / f"{learner.steps:012d}.tar")
-        for old in _numbered(folder)[: -self._keep] if self._keep else ():
+        copies = [path for path in folder.glob("*.tar") if path.stem.isdigit()]
+        copies.sort(key=lambda path: int(path.stem))
+        for old in copies[: -self._keep] if self._keep else ():
             old.unlink()
 
 
@@ -126,6 +132,9 @@ class Evaluation(_Periodic):
     NAMEs.csv in log_dir. The checkpoint with the highest mean return so far is NAME_best.tar there,
     even if the run is resumed or started over.
 
+    Attributes:
+        best: Mean return of the best checkpoint; -inf before the first evaluation.
+
     Example:
         ```python
         Learner(scheme, 1_000_000, callbacks=[Evaluation(every_steps=50_000, num_episodes=10)])
@@ -141,7 +150,7 @@ class Evaluation(_Periodic):
         sampled: bool = False,
         keep_best: bool = True,
         seed: int = 0,
-        name: str = checkpoints.EVALUATION,
+        name: str = EVALUATION,
         verbose: bool = False,
     ) -> None:
         """Sets the interval: give either every_steps or every_seconds.
@@ -161,7 +170,7 @@ class Evaluation(_Periodic):
         super().__init__(every_steps, every_seconds)
         self.num_episodes, self._sampled, self._seed = num_episodes, sampled, seed
         self._keeps_best, self._name, self._verbose = keep_best, name, verbose
-        self._best = -math.inf
+        self.best = -math.inf
         self._resumed: int | None = None  # the step from which an earlier run waited
         self._scores: Scores | None = None
 
@@ -169,11 +178,6 @@ class Evaluation(_Periodic):
     def name(self) -> str:
         """Prefix of its columns, and of the names of its files."""
         return self._name
-
-    @property
-    def best(self) -> float:
-        """Mean return of the best checkpoint; -inf before the first evaluation."""
-        return self._best if self._scores is None else self._scores.best
 
     def on_start(self, learner: RunningLearner) -> None:
         """Begins to wait. An evaluation that the end of the earlier run interrupted is due now."""
@@ -186,25 +190,25 @@ class Evaluation(_Periodic):
     def on_end(self, learner: RunningLearner) -> None:
         """Closes the file of scores."""
         if self._scores is not None:
-            self._best = self._scores.best
             self._scores.close()
         self._scores = None
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the best mean return, and the step from which it waits for the next one."""
-        return {checkpoints.BEST: self.best, "step": self._last_step}
+        return {BEST: self.best, "step": self._last_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`."""
-        self._best, self._resumed = state.get(checkpoints.BEST, -math.inf), state.get("step")
+        self.best, self._resumed = state.get(BEST, -math.inf), state.get("step")
 
     def _prepare_evaluations(self, make_envs: Callable[[int], object]) -> None:
         make_envs(self.num_episodes)
 
     def _open(self, learner: RunningLearner) -> Scores:
         self._scores = Scores(
-            learner.log_dir, self._name, learner.steps, self._best, self._keeps_best
+            learner.log_dir, self._name, learner.steps, self.best, self._keeps_best
         )
+        self.best = self._scores.best
         return self._scores
 
     def _act(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
@@ -214,6 +218,7 @@ class Evaluation(_Periodic):
         self._last_step = learner.steps  # as the checkpoint records it
         weights = weights_id_of(learner.actor.state_dict(), learner.steps)
         sentence = scores.add(weights, played, learner.checkpoint)
+        self.best = scores.best
         if self._verbose:
             say(sentence)
         metrics[f"{self._name}_mean_return"] = played.mean
@@ -280,7 +285,7 @@ class Scores:
     def __init__(
         self,
         folder: Path,
-        name: str = checkpoints.EVALUATION,
+        name: str = EVALUATION,
         step: float = math.inf,
         best: float = -math.inf,
         keeps_best: bool = True,
@@ -289,10 +294,14 @@ class Scores:
 
         step: env steps of the checkpoint that the run resumes; later rows are dropped, as in
         logs.csv. best: score below which no checkpoint is the best. Raises UsageError if the file
-        cannot be written, or if another process uses it, and as `checkpoint.kept_score`.
+        cannot be written, or if another process uses it, and as `checkpoint.load`.
         """
-        self._folder, self._name, self._keeps_best = folder, name, keeps_best
-        self.best = max(best, checkpoints.kept_score(folder, name)) if keeps_best else best
+        self._name, self._keeps_best = name, keeps_best
+        self._best_path = folder / f"{name}_best.tar"
+        self.best = best
+        if keeps_best and self._best_path.exists():
+            kept = checkpoints.load(self._best_path, needed=()).get("callbacks", {}).get(name, {})
+            self.best = max(best, float(kept.get(BEST, -math.inf)))
         self._path = folder / f"{name}s.csv"
         with closing(self._locked()):
             drop_after(self._path, step, COLUMNS)  # may replace the file
@@ -349,12 +358,14 @@ class Scores:
         """Keeps a checkpoint if its score is the highest; returns whether it did."""
         if not score > self.best:  # nor is NaN
             return False
-        path = checkpoints.best_path(self._folder, self._name)
         if self._keeps_best:
             try:
-                checkpoints.save_best(path, checkpoint(), self._name, score)
+                saved = checkpoint()
+                states = saved.get("callbacks", {})
+                states = {**states, self._name: {**states.get(self._name, {}), BEST: score}}
+                checkpoints.save(self._best_path, {**saved, "callbacks": states})
             except OSError as error:
-                warn(f"{path} was not written ({error.strerror})")
+                warn(f"{self._best_path} was not written ({error.strerror})")
                 return False
         self.best = score
         return self._keeps_best
@@ -362,8 +373,3 @@ class Scores:
     def close(self) -> None:
         """Closes the file. Do not call any method afterwards."""
         self._file.close()
-
-
-def _numbered(folder: Path) -> list[Path]:
-    """Returns the copies, in the order of their steps."""
-    return sorted((p for p in folder.glob("*.tar") if p.stem.isdigit()), key=lambda p: int(p.stem))
