@@ -34,7 +34,7 @@ from torchbeast.reporting.loggers import Logger
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.run.assemble import CPU_BYTES_AT_ONCE, Assembled, LearnerConfig, assemble
 from torchbeast.run.config import HardwareConfig, TrainingConfig
-from torchbeast.run.plan import MakeGradientWorkers, Plan
+from torchbeast.run.plan import Plan
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.seeds import seed_of
 
@@ -50,14 +50,14 @@ def plan_of(scheme: Scheme, run: RunConfig, total_steps: int, loggers: Sequence[
     Raises SpecError if the environments cannot be sent to the workers.
     """
     env, envs = _env_spec(scheme), scheme.train_envs_factory
-    learner = _learner_config(scheme, env, total_steps)
+    learner, workers = _learner_config(scheme, env, total_steps), scheme.gradients
     return Plan(
         program="polybeast" if scheme.inference == "central" else "monobeast",
         run=run,
         recorded=_recorded(scheme, run, learner),
         learner=learner,
         make_agent=functools.partial(_agent, envs, scheme.actor_factory),
-        gradients=_gradients(scheme, env),
+        gradients=functools.partial(_gradient_workers, scheme, workers) if workers else None,
         env=env,
         observation_space=envs.single_frame_space,
         make_envs=envs.make,
@@ -152,16 +152,9 @@ def _collection(scheme: Scheme, env: EnvSpec) -> CollectionPlan:
     return FleetCollection(**facts, actors=actors, make_fleet=make_fleet, on_demand=on_demand)
 
 
-def _gradients(scheme: Scheme, env: EnvSpec) -> MakeGradientWorkers | None:
-    if scheme.gradients is None:
-        return None
-    return functools.partial(_gradient_workers, scheme, scheme.gradients, env)
-
-
 def _gradient_workers(
     scheme: Scheme,
     config: GradientConfig,
-    env: EnvSpec,
     plan: Plan,
     made: Assembled,
     seed: int,
@@ -180,7 +173,7 @@ def _gradient_workers(
     learner = dataclasses.replace(plan.learner, actor=made.agent.spec, hardware=hardware)
     sent = dataclasses.replace(plan, learner=learner, gradients=None, loggers=(), callbacks=())
     make = functools.partial(_make_worker, sent, seed)
-    fleet = ending.enter_context(_gradient_fleet(scheme, config, env))
+    fleet = ending.enter_context(_gradient_fleet(scheme, config, plan.env))
     workers = gradient_workers(make, config, made.optimiser_step, fleet)
     return ending.enter_context(closing(workers))
 
