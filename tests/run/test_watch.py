@@ -85,7 +85,7 @@ def test_the_watchdog_warns_while_a_step_waits_for_anything_but_a_callback(
     training.source = Mock(status=status, hanging=lambda: "")
     training.rows = Mock(count=0, clock=clock)
     with (
-        nullcontext() if what == "nothing" else clock.step(),
+        nullcontext() if what == "nothing" else clock.steps.running(),
         clock.pauses.running() if what == "a callback" else nullcontext(),
     ):
         start_watchdog(training, batch_size=1)

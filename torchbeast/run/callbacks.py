@@ -306,8 +306,19 @@ class Callbacks:
     """
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
-        """Raises UsageError unless they are callbacks with different names."""
-        check_callbacks(callbacks)
+        """Raises UsageError unless all are callbacks, each with a different name."""
+        for callback in callbacks:
+            if not isinstance(callback, Callback):
+                hint = f", write {callback.__name__}()" if isinstance(callback, type) else ""
+                raise UsageError(
+                    f"callbacks must be objects of subclasses of Callback, got {callback!r}{hint}"
+                )
+        counted = Counter(callback.name for callback in callbacks)
+        if again := [name for name, count in counted.items() if count > 1]:
+            raise UsageError(
+                f"several callbacks have the name {again[0]!r}. Checkpoints store the state of "
+                "callbacks by name: use a different name for each"
+            )
         self._all = tuple(callbacks)
         self._started: list[Callback] = []
         self.is_running = False
@@ -437,22 +448,6 @@ class ProgramLearner(RunningLearner):
             env.close()
 
 
-def check_callbacks(callbacks: Sequence[Callback]) -> None:
-    """Raises UsageError unless all are callbacks, each with a different name."""
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            hint = f", write {callback.__name__}()" if isinstance(callback, type) else ""
-            raise UsageError(
-                f"callbacks must be objects of subclasses of Callback, got {callback!r}{hint}"
-            )
-    counted = Counter(callback.name for callback in callbacks)
-    if again := [name for name, count in counted.items() if count > 1]:
-        raise UsageError(
-            f"several callbacks have the name {again[0]!r}. Checkpoints store the state of "
-            "callbacks by name: use a different name for each"
-        )
-
-
 def keep_numbers(metrics: dict[str, Any]) -> None:
     """Makes all metrics plain numbers, for example a tensor's.
 
@@ -469,10 +464,8 @@ def keep_numbers(metrics: dict[str, Any]) -> None:
 
 
 def _check_loads(name: str, state: Any) -> None:
-    data = io.BytesIO()
     try:
-        torch.save(state, data)
-        data.seek(0)
+        data = io.BytesIO(checkpoints.as_bytes({"state": state}))
         torch.load(data, weights_only=True)
     except Exception as error:
         raise UsageError(

@@ -174,11 +174,6 @@ def hint_of_settings(env_id: str, algo: str, are_defaults: bool) -> str:
     )
 
 
-def describe_clipping(clipping: str) -> str:
-    """Returns a line about the clipping, for the start of a run."""
-    return f"Rewards: {'unclipped' if clipping == 'none' else 'clipped to [-1, 1]'}"
-
-
 # Recorded separately: keyword arguments of a "module:attribute" that running servers reported.
 SERVED_KWARGS = "served_env_kwargs"
 

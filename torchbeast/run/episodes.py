@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.contract import Agent
+from torchbeast.core.actors.contract import Agent, Mode
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.base.checks import counted
 from torchbeast.core.base.computing import one_thread
@@ -198,37 +198,34 @@ def play(
     random_start: start each episode with 0 to this many random actions; None: usual_random_start.
     """
     most = usual_random_start(env) if random_start is None else random_start
+    starts = RandomStarts(env, most, seed_of(seed, "random starts"))
     # Batches are small, so more threads would mostly wait.
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # of sampled actions
-        return _play(env, agent, num_episodes, seed, watch, greedy, most)
+        loop = EnvLoop(env, agent.model, seed)
+        return _play(env, loop, starts, num_episodes, "greedy" if greedy else "sample", watch)
 
 
 def _play(
     env: VecEnv,
-    agent: Agent,
+    loop: EnvLoop,
+    starts: RandomStarts,
     num_episodes: int,
-    seed: int,
+    mode: Mode,
     watch: Watcher | None,
-    greedy: bool,
-    random_start: int,
 ) -> Episodes:
     of_envs, of_episodes, scores = np.zeros(env.num_envs, int), list[int](), None
     if num_tasks(env.observation_space) > 1:
         scores = TaskScores(getattr(env, "spec", EnvSpec(env.env_id)))
-    played = Episodes([], [], [], of_episodes, scores)
-    starts = RandomStarts(env, random_start, seed_of(seed, "random starts"))
-    endings = Endings(env.num_envs)
-    loop = EnvLoop(env, agent.model, seed)
-    if scores is not None:
         of_envs = tasks_in(loop.row.observation)
+    played, endings = Episodes([], [], [], of_episodes, scores), Endings(env.num_envs)
     left = _shares(of_envs, num_episodes)
     wanted = left.sum()
     say_at = time.monotonic() + _SAY_S
     while left.any():
         if watch is not None:
             watch(loop.row.observation)
-        loop.act("greedy" if greedy else "sample")
+        loop.act(mode)
         loop.acted = loop.acted._replace(action=starts.replace(loop.acted.action))
         seen = loop.row.observation
         loop.step()

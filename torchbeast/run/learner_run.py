@@ -37,12 +37,7 @@ from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.assemble import Assembled, Compute, LearnerConfig, assemble
 from torchbeast.run.callbacks import Callbacks, ProgramLearner
 from torchbeast.run.checkpoint_writer import CheckpointWriter, PastVersions
-from torchbeast.run.config import (
-    changes,
-    describe_clipping,
-    hint_of_settings,
-    naming_flags,
-)
+from torchbeast.run.config import changes, hint_of_settings, naming_flags
 from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.plan import Plan
 from torchbeast.run.scores import TaskScores
@@ -258,18 +253,15 @@ class LearnerRun:
 
         also_saved: called for every checkpoint; returns further entries. own: see Training.
         """
-        with self._source() as source, self._logs() as log:
+        folder, step = self.session.folder, self.progress.step
+        run = LoggedRun(folder=folder.path, settings=self._recorded, step=step)
+        loggers = () if step >= self._total_steps else self.plan.loggers  # none if it is complete
+        with self._source() as source, closing(Logs(loggers, run)) as log:
             if self._replica is not None:
                 source = self._replica.joint(source, self.made.optimiser_step)
             training = self._loop(source, log, also_saved, own)
             training.consumers = [*self._consumers(training)]
             yield training
-
-    def _logs(self) -> AbstractContextManager[Logs]:
-        """Opens the logs; of a complete run, none."""
-        folder, step = self.session.folder, self.progress.step
-        run = LoggedRun(folder=folder.path, settings=self._recorded, step=step)
-        return closing(Logs(() if step >= self._total_steps else self.plan.loggers, run))
 
     def _loop(
         self,
@@ -350,7 +342,7 @@ class LearnerRun:
         say(describe_agent(agent))
         say(compute.summary(agent.model))
         if clipping := getattr(self.plan.learner.algorithm, "reward_clipping", None):
-            say(describe_clipping(clipping))
+            say(f"Rewards: {'unclipped' if clipping == 'none' else 'clipped to [-1, 1]'}")
         if hint := self._hint():
             say(hint)
 

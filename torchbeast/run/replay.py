@@ -26,11 +26,7 @@ from torchbeast.collect.replayed import (
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.storages.replay.rollout_replay import ByPriority, RolloutReplay
-from torchbeast.core.storages.replay.store import (
-    RolloutStore,
-    bytes_per_transition,
-    row_specs,
-)
+from torchbeast.core.storages.replay.store import RolloutStore, bytes_per_transition, row_specs
 from torchbeast.core.storages.replay.transition_replay import (
     Sampling,
     TransitionReplay,

@@ -243,7 +243,7 @@ class LearnerThread:
         callbacks: called before the row is logged, and may add numbers to it.
         """
         run, clock = self._run, self._run.rows.clock
-        with clock.step():
+        with clock.steps.running():
             with run.own, self._dropping_batch():
                 if self._is_taken:  # an interrupt came between collecting and the update
                     self._batches = None
@@ -251,7 +251,8 @@ class LearnerThread:
                 batch = self.next_batch()  # collect: workers act meanwhile
                 if batch is None:
                     return None
-                copied = self._copied(batch)  # while another thread updates
+                with own_settings(), self._cuda_stream:  # while another thread updates
+                    copied = batch.map(self._cuda_stream.to_device)
             with run.lock:
                 if run.supervisor.ended and not run.learns_all:
                     return None
@@ -270,10 +271,6 @@ class LearnerThread:
         if self._batches is None:
             self._batches = self._run.source.batches()
         return next(self._batches, None)
-
-    def _copied(self, batch: Batch) -> Batch:
-        with own_settings(), self._cuda_stream:
-            return batch.map(self._cuda_stream.to_device)
 
     @contextmanager
     def _dropping_batch(
@@ -333,6 +330,11 @@ class Stopwatch:
             self.longest = max(self.longest, self.last)
             self._spent = spent + self.last, None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a block runs now."""
+        return self._spent[1] is not None
+
     def read(self) -> tuple[float, float]:
         """Returns the seconds of all blocks up to now, and of the running one."""
         spent, began = self._spent
@@ -348,6 +350,7 @@ class LearnerClock:
     thread may read it.
 
     Attributes:
+        steps: Runs while a step of the loop does.
         updates: Measures updates.
         pauses: Measures callbacks, which are neither.
         writing: Measures writing rows, which is a part of waiting.
@@ -355,22 +358,13 @@ class LearnerClock:
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now, self._began = now, now()
-        self.updates, self.pauses, self.writing = Stopwatch(now), Stopwatch(now), Stopwatch(now)
-        self._is_in_step = False
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Notes that a step of the loop runs."""
-        self._is_in_step = True
-        try:
-            yield
-        finally:
-            self._is_in_step = False
+        self.steps, self.updates = Stopwatch(now), Stopwatch(now)
+        self.pauses, self.writing = Stopwatch(now), Stopwatch(now)
 
     @property
     def is_pausing(self) -> bool:
         """Whether a callback runs, or no step, because a Learner's user does something else."""
-        return self.pauses.read()[1] > 0 or not self._is_in_step
+        return self.pauses.is_running or not self.steps.is_running
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds spent until now, by stage."""
