@@ -11,7 +11,7 @@ import pytest
 
 from torchbeast.envs.spec import EnvOptions, EnvSpec
 from torchbeast.reporting.display import Progress
-from torchbeast.run.scores import TaskScores
+from torchbeast.run.episodes import TaskScores
 from torchbeast.run.training import Rows
 
 TWO = "PongNoFrameskip-v4,ALE/Breakout-v5"

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -34,10 +34,8 @@ from torchbeast.errors import UsageError, expanded
 from torchbeast.fleets.waiting import say
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.earlier_run import EarlierRun
+from torchbeast.run.episodes import Episodes, of_whole_games, play
 from torchbeast.run.training import Training
-
-if TYPE_CHECKING:  # for evaluations
-    from torchbeast.run.episodes import Episodes
 
 
 class Callback:
@@ -273,8 +271,6 @@ class RunningLearner:
             learner.evaluate(10, seed=1)  # <10 episodes: mean return 500.00 ± 0.00, ...>
             ```
         """
-        from torchbeast.run.episodes import play
-
         at_least(1, num_episodes=num_episodes)
         seed = secrets.randbits(31) if seed is None else seed
         model = copy.deepcopy(self.actor).to("cpu").eval()
@@ -434,8 +430,6 @@ class ProgramLearner(RunningLearner):
 
     def _envs_for(self, num_episodes: int) -> EnvProcess:
         if self._env is None or self._num_episodes != num_episodes:
-            from torchbeast.run.episodes import of_whole_games
-
             self.close()
             self._env = of_whole_games(self._make_envs, num_episodes)
             self._num_episodes = num_episodes

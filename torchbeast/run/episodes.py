@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plays whole episodes to measure an agent: for `Learner.evaluate`, evaluations during training,
-and `--mode test`.
+and `--mode test`; and the score of an agent of many tasks.
 
 Each environment plays its own share of the episodes, because counting the first N episodes that end
 in any environment would favour short ones.
@@ -13,11 +13,12 @@ episodes, and may start each episode with random actions.
 from __future__ import annotations
 
 import collections
+import csv
 import math
 import statistics
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,17 +34,61 @@ from torchbeast.core.envs.spaces import random_action
 from torchbeast.core.envs.tasks import num_tasks, tasks_in
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.env_process import EnvProcess
-from torchbeast.envs.spec import EnvSpec, plays_atari
+from torchbeast.envs.spec import EnvSpec, game_of, plays_atari
 from torchbeast.errors import RunError
 from torchbeast.fleets.waiting import say
-from torchbeast.run.scores import TaskScores
 from torchbeast.seeds import seed_of
+from torchbeast.zoo import ATARI_SCORES
 
 MAX_PARALLEL = 8
 COMPARED_STEPS = 100  # number of last steps that are compared to find distinct episodes
 MAX_EPISODE_STEPS = 500_000  # env steps; the longest Atari game has 27,000, of 108,000 frames
 _SAY_S = 8.0  # between two progress messages
 _ATARI_RANDOM_START = 30  # the usual number of no-ops in the literature
+
+
+class TaskScores:
+    """The score of an agent of many tasks: the mean of its normalised mean returns in each.
+
+        (return - low) / (high - low)      low and high are given, by task_returns
+        the same, but at most 1            Atari games: random play and a human, and the score is
+                                           the mean capped human-normalised score of Espeholt et
+                                           al. 2018
+        return                             unless all tasks are Atari games
+
+    Attributes:
+        names: Of the tasks, by their numbers.
+    """
+
+    def __init__(self, env: EnvSpec) -> None:
+        """Takes the tasks and the task_returns of an environment."""
+        self.names = env.task_names
+        pairs = iter(env.options.task_returns)
+        self._ranges = list(zip(pairs, pairs, strict=False))
+        self._limit = float("inf")
+        if not self._ranges:
+            with ATARI_SCORES.open(encoding="utf-8") as file:
+                of_games = {
+                    row["game"].replace("_", ""): (float(row["random"]), float(row["human"]))
+                    for row in csv.DictReader(file)
+                }
+            games = [game_of(name).lower() for name in self.names]
+            if all(game in of_games for game in games):
+                self._ranges, self._limit = [of_games[game] for game in games], 1.0
+
+    def __call__(self, returns: Mapping[int, float]) -> float:
+        """Returns the score.
+
+        Args:
+            returns: Mean returns by the numbers of tasks, at least one.
+        """
+        return statistics.fmean(self._score(task, mean) for task, mean in returns.items())
+
+    def _score(self, task: int, mean: float) -> float:
+        if not self._ranges:
+            return mean
+        low, high = self._ranges[task]
+        return min(self._limit, (mean - low) / (high - low))
 
 
 class Episodes(NamedTuple):

@@ -39,8 +39,8 @@ from torchbeast.run.callbacks import Callbacks, ProgramLearner
 from torchbeast.run.checkpoint_writer import CheckpointWriter, PastVersions
 from torchbeast.run.config import changes, hint_of_settings, naming_flags
 from torchbeast.run.earlier_run import EarlierRun
+from torchbeast.run.episodes import TaskScores
 from torchbeast.run.plan import Plan
-from torchbeast.run.scores import TaskScores
 from torchbeast.run.training import DONE, Consumer, PeriodicCheckpoints, Rows, Training
 from torchbeast.run.watch import RunDisplay, start_watchdog
 
