@@ -34,8 +34,7 @@ from torchbeast.envs.spec import EnvConfig
 from torchbeast.envs.toy import Catch
 from torchbeast.errors import RunError, UsageError
 from torchbeast.evaluation import play as play_module
-from torchbeast.evaluation.play import report
-from torchbeast.evaluation.video import VideoWriter, picture, to_frame
+from torchbeast.evaluation.play import VideoWriter, picture, report, to_frame
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run import episodes as episodes_module
 from torchbeast.run.config import EvaluationConfig

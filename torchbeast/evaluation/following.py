@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def follow(
     asked: EnvSpec = ENV_OF_THE_RUN,
     *,
     seed: int = 0,
-    check: Check | None = None,
+    check: Check,
 ) -> int:
     """Evaluates each new checkpoint until the run ends or a signal comes; returns the exit code.
 
@@ -107,28 +108,26 @@ def follow(
     return EXIT_DONE
 
 
+@dataclass
 class RunFollower:
-    """Evaluates the checkpoints of one run, in the thread that calls `run`."""
+    """Evaluates the checkpoints of one run, in the thread that calls `run`, see `follow`.
 
-    _player: EpisodePlayer  # made for the first checkpoint, and used for all
+    supervisor: its `stop` ends `run`. ending: closes the environments.
+    """
 
-    def __init__(
-        self,
-        folder: Path,
-        config: EvaluationConfig,
-        asked: EnvSpec,
-        seed: int,
-        supervisor: Supervisor,
-        ending: ExitStack,
-        check: Check | None = None,
-        *,
-        watch: RunWatch | None = None,
-    ) -> None:
-        """Prepares `run`; `ending` closes the environments, and supervisor.stop ends `run`."""
-        self._folder, self._path, self._config = folder, folder / CHECKPOINT, config
-        self._asked, self._seed, self._check = asked, seed, check
-        self._supervisor, self._ending = supervisor, ending
-        self._watch = watch or RunWatch(folder)
+    folder: Path
+    config: EvaluationConfig
+    asked: EnvSpec
+    seed: int
+    supervisor: Supervisor
+    ending: ExitStack
+    check: Check = lambda saved, path: None
+    watch: RunWatch | None = None
+
+    def __post_init__(self) -> None:
+        self._path = self.folder / CHECKPOINT
+        self._watch = self.watch or RunWatch(self.folder)
+        self._player: EpisodePlayer  # made for the first checkpoint, and used for all
         self._scores: Scores | None = None
         self._tried: float | None = None  # time of the newest file that was read
         self._problem: UsageError | RunError | None = None  # if that file could not be read
@@ -142,7 +141,7 @@ class RunFollower:
         """
         if not self._path.exists():
             say(f"Waiting for the first checkpoint, {self._path}.")
-        while not self._supervisor.wait(0.0 if self._look() else _POLL_S):
+        while not self.supervisor.wait(0.0 if self._look() else _POLL_S):
             if self._has_ended() and not self._is_new():
                 self._say_end()
                 return
@@ -168,36 +167,30 @@ class RunFollower:
         self._problem = None
         self._learnt = int(saved["stats"].get("step", 0))
         self._target = int(saved["flags"].get("total_steps", 0))
-        self._evaluate(saved, self._scores or self._open(saved))
+        scores, weights = self._scores or self._open(saved), _weights_id_of(saved)
+        if not scores.knows(weights):
+            self._player.load(saved, self._path)
+            played = self._player.play(lambda _: self._check_goes_on())
+            say(scores.add(weights, played, lambda: saved))
         return True
-
-    def _evaluate(self, saved: dict[str, Any], scores: Scores) -> None:
-        """Plays with the weights, keeps the checkpoint if it is the best, and appends a row."""
-        weights = _weights_id_of(saved)
-        if scores.knows(weights):
-            return
-        self._player.load(saved, self._path)
-        played = self._player.play(lambda _: self._check_goes_on())
-        say(scores.add(weights, played, lambda: saved))
 
     def _open(self, saved: dict[str, Any]) -> Scores:
         """Makes the environments and the agent, and opens the files."""
-        if self._check is not None:
-            self._check(saved, self._path)
+        self.check(saved, self._path)
         # It raises if the best checkpoint is damaged, before playing.
-        self._scores = self._ending.enter_context(closing(Scores(self._folder)))
+        self._scores = self.ending.enter_context(closing(Scores(self.folder)))
         player = EpisodePlayer(
             saved,
             self._path,
-            self._config,
-            self._asked,
-            seed=self._seed,
+            self.config,
+            self.asked,
+            seed=self.seed,
             check_goes_on=self._check_goes_on,
         )
-        self._player = self._ending.enter_context(closing(player))
+        self._player = self.ending.enter_context(closing(player))
         say(
-            f"Following the run in {self._folder}: {self._config.num_episodes} episodes of "
-            f"{player.where} with each checkpoint, {player.how}, seed {self._seed}."
+            f"Following the run in {self.folder}: {self.config.num_episodes} episodes of "
+            f"{player.where} with each checkpoint, {player.how}, seed {self.seed}."
         )
         if self._scores.knows(_weights_id_of(saved)):
             say(f"Step {self._learnt:,} was already evaluated.")
@@ -205,7 +198,7 @@ class RunFollower:
 
     def _check_goes_on(self) -> None:
         """Ends an evaluation if a signal has come."""
-        if self._supervisor.wait(0):
+        if self.supervisor.wait(0):
             raise KeyboardInterrupt
 
     def _has_ended(self) -> bool:
@@ -224,7 +217,7 @@ class RunFollower:
             raise self._problem
         if self._scores is None:
             raise RunError(
-                f"the run in {self._folder} stopped without a checkpoint: repeat this once it has "
+                f"the run in {self.folder} stopped without a checkpoint: repeat this once it has "
                 "one"
             )
         if self._is_complete:
