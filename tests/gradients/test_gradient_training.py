@@ -40,7 +40,7 @@ def trained(how: dict[str, Any], batches: Any, folder: Path, total_steps: int) -
             ),
             supervisor=supervisor,
             rows=Rows(workers, logs, Progress(), ()),
-            writer=Mock(entries=dict),
+            writer=Mock(labels={}, also=dict),
             stops_at={DONE: total_steps},
         )
         workers.start(supervisor)

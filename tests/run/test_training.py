@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,9 +33,11 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import spent
 from torchbeast.reporting.display import Progress
 from torchbeast.reporting.log_files import LogFiles, read_logs
+from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run import training as training_module
 from torchbeast.run.assemble import Assembled, choose
-from torchbeast.run.config import HardwareConfig
+from torchbeast.run.checkpoint_writer import CheckpointWriter
+from torchbeast.run.config import CheckpointConfig, HardwareConfig
 from torchbeast.run.training import DONE, LearnerClock, LearnerThread, Rows, Training
 
 T, B = 5, 2
@@ -110,11 +111,6 @@ def learner_of(agent: Agent, step: OptimiserStep[Any], weights: PublishedWeights
     )
 
 
-def writer(keep: Any = lambda state: None, folder: Path = Path()) -> Any:
-    """Returns a writer of checkpoints that only keeps the state before a NaN."""
-    return SimpleNamespace(entries=dict, keep_last_good=keep, folder=SimpleNamespace(path=folder))
-
-
 def ignore(step: int, row: dict[str, float]) -> None:
     """Does nothing with a row."""
 
@@ -137,21 +133,20 @@ class Run:
         self.weights = PublishedWeights(self.model)
         self.supervisor = Supervisor()
         self.files = LogFiles(folder)
+        of_run: Any = SimpleNamespace(path=folder, checkpoint=folder / "model.tar")
         self.parts: dict[str, Any] = dict(
             source=ListSource(batches),
             made=learner_of(agent, self.step, self.weights),
             supervisor=self.supervisor,
+            writer=CheckpointWriter(of_run, {}, CheckpointConfig()),
         )
         self.training = self.made(total_steps=total_steps, **kwargs)
 
-    def made(
-        self, total_steps: int, keep: Any = lambda state: None, stops_at: Any = (), **more: Any
-    ) -> Training:
+    def made(self, total_steps: int, stops_at: Any = (), **more: Any) -> Training:
         parts = self.parts | more
         return Training(
             **parts,
             rows=Rows(parts["source"], self.files, Progress(), ()),
-            writer=writer(keep),
             stops_at={DONE: total_steps, **dict(stops_at)},
         )
 
@@ -174,7 +169,6 @@ def test_a_row_that_is_written_slowly_is_waited_for_and_not_learning(
             assert now.writing > began.writing
 
     run = Run(tmp_path, [rollout()], total_steps=1)
-    run.training.writer = writer(folder=tmp_path)
     run.training.rows.log = SlowLog()  # type: ignore[assignment]
     run.learn()
     assert seen == [(f"the learner waits for files in {tmp_path}", 0.0)]
@@ -318,32 +312,26 @@ def states_equal(a: Any, b: Any) -> bool:
 
 def test_the_state_saved_at_a_nan_is_that_after_the_last_good_update(tmp_path: Path) -> None:
     """Compares weights, optimiser, schedule, counters and random generator."""
-    states: list[dict[str, Any]] = []
-
-    def keep(state: dict[str, Any]) -> Path:
-        states.append(deepcopy(state))
-        return tmp_path / "kept"
-
     for name, batches in (("good", [1.0, 2.0]), ("bad", [1.0, 2.0, float("nan")])):
         (tmp_path / name).mkdir()
         torch.manual_seed(0)
         rollouts = [rollout(reward) for reward in batches]
         torch.manual_seed(1)
-        run = Run(tmp_path / name, rollouts, 1000, keep=keep)
+        run = Run(tmp_path / name, rollouts, 1000)
         run.learn()
         if name == "good":
-            keep(run.training.checkpoint())
-    good, kept = states
+            good = run.training.checkpoint()
+    path = tmp_path / "bad" / "last_good.tar"
+    kept = checkpoints.load(path, needed=())
     assert states_equal(good, kept)
     assert kept["scheduler_state_dict"]["version"] == 2
     assert run.supervisor.failure is not None
-    assert str(run.supervisor.failure.error).endswith(
-        f"The previous state is in {tmp_path / 'kept'}; the checkpoint is unchanged"
-    )
+    said = f"The previous state is in {path}; the checkpoint is unchanged"
+    assert str(run.supervisor.failure.error).endswith(said)
 
 
 def test_a_gradient_that_is_not_finite_ends_the_run_with_its_name(tmp_path: Path) -> None:
-    run = Run(tmp_path, [rollout(), rollout()], total_steps=1000, keep=lambda state: tmp_path)
+    run = Run(tmp_path, [rollout(), rollout()], total_steps=1000)
     name, parameter = list(run.model.named_parameters())[-1]
     parameter.register_hook(lambda gradient: gradient * float("inf"))
     run.learn()
@@ -352,20 +340,17 @@ def test_a_gradient_that_is_not_finite_ends_the_run_with_its_name(tmp_path: Path
 
 
 def test_a_state_that_is_not_finite_is_not_saved_as_good(tmp_path: Path) -> None:
-    def keep(state: dict[str, Any]) -> Path:
-        raise AssertionError("this state is not good")
-
-    run = Run(tmp_path, [rollout(reward=float("nan"))], total_steps=1000, keep=keep)
+    run = Run(tmp_path, [rollout(reward=float("nan"))], total_steps=1000)
     run.model.register_buffer("running_mean", torch.full((3,), float("nan")))
     run.learn()
     assert "model.running_mean was already not finite" in str(run.supervisor.failure)
+    assert not (tmp_path / "last_good.tar").exists()
 
 
-def test_a_full_disk_does_not_hide_the_nan(tmp_path: Path) -> None:
-    def keep(state: dict[str, Any]) -> Path:
-        raise OSError(28, "No space left on device")
-
-    run = Run(tmp_path, [rollout(reward=float("nan"))], total_steps=1000, keep=keep)
+def test_a_full_disk_does_not_hide_the_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(checkpoints, "save", Mock(side_effect=full))
+    run = Run(tmp_path, [rollout(reward=float("nan"))], total_steps=1000)
     run.learn()
     assert "loss is nan" in str(run.supervisor.failure)
     assert "could not be saved: [Errno 28] No space left" in str(run.supervisor.failure)

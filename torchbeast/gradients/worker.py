@@ -181,16 +181,13 @@ class GradientWorker(FleetWorker):
         """
         if number != self._updated[0]:
             self._freeze(trained)
-            self._updated = number, self._update()
+            try:
+                with own_settings():
+                    metrics = self._step.update(self._batch).metrics
+                self._updated = number, (metrics, self._step.counters.state_dict())
+            except NonFiniteError as error:
+                self._updated = number, str(error)
         return self._updated[1]
-
-    def _update(self) -> Updated:
-        try:
-            with own_settings():
-                metrics = self._step.update(self._batch).metrics
-        except NonFiniteError as error:
-            return str(error)
-        return metrics, self._step.counters.state_dict()
 
     @_reporting
     def step(

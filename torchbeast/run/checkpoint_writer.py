@@ -76,10 +76,6 @@ class CheckpointWriter:
         self._save_replay()
         self.saved_at = time.time()
 
-    def entries(self) -> dict[str, Any]:
-        """Returns the entries of a checkpoint that are not of the training state."""
-        return {**self.labels, **self.also()}
-
     def _save_replay(self) -> None:
         if self.replay is None or self.replay.inserted == self._inserted:
             return
@@ -105,13 +101,18 @@ class CheckpointWriter:
                 f"{what} {path} ({error.strerror or error}); {old}{room}"
             ) from error
 
-    def keep_last_good(self, state: dict[str, Any]) -> Path | None:
-        """Saves the state before a failed update in a separate file; returns its path."""
+    def keep_last_good(self, state: dict[str, Any]) -> str:
+        """Saves the state before a failed update in a separate file; returns a message."""
+        if (name := checkpoints.first_non_finite_tensor(state)) is not None:
+            return f"{name} was already not finite, so the previous state was not saved"
         if self.config.disable_checkpoint:
-            return None
+            return "No state was saved"
         path = self._path.with_name("last_good.tar")
-        checkpoints.save(path, {**state, **self.labels})
-        return path
+        try:
+            checkpoints.save(path, {**state, **self.labels})
+        except OSError as error:
+            return f"The previous state could not be saved: {error}"
+        return f"The previous state is in {path}; the checkpoint is unchanged"
 
 
 def _remedy(folder: Path, error: int, needed: int) -> str:

@@ -121,7 +121,8 @@ class Training:
             try:
                 metrics, feedback = self.made.optimiser_step.update(on_device)
             except NonFiniteError as error:  # which ends the run
-                raise NonFiniteError(f"{error}. {self._keep_last_good()}") from error
+                kept = self.writer.keep_last_good(self._state())  # which it did not change
+                raise NonFiniteError(f"{error}. {kept}") from error
         batch.give_feedback(feedback)
         return {**metrics, **lags}
 
@@ -181,7 +182,7 @@ class Training:
                 state = copy.deepcopy(self._state())
         finally:
             self.lock.release()
-        return {**state, **self.writer.entries()}
+        return {**state, **self.writer.labels, **self.writer.also()}
 
     def save(self) -> None:
         """Writes the checkpoint of the run, unless nothing was learnt or checkpoints are disabled.
@@ -198,19 +199,6 @@ class Training:
             "stats": self.progress.state_dict(),
             "rng": checkpoints.rng_state(),
         }
-
-    def _keep_last_good(self) -> str:
-        """Saves the current state, which the failed update did not change; returns a message."""
-        state = self._state()
-        if (name := checkpoints.first_non_finite_tensor(state)) is not None:
-            return f"{name} was already not finite, so the previous state was not saved"
-        try:
-            path = self.writer.keep_last_good(state)
-        except OSError as error:
-            return f"The previous state could not be saved: {error}"
-        if path is None:
-            return "No state was saved"
-        return f"The previous state is in {path}; the checkpoint is unchanged"
 
     @contextmanager
     def _traced(self) -> Iterator[None]:
