@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +26,7 @@ from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.update.ranks import Ranks
 from torchbeast.envs import spec_of
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.fleets.fleet import Fleet, LocalFleet
+from torchbeast.fleets.fleet import LocalFleet
 from torchbeast.fleets.system import environment_of_share, keep_freed_memory
 from torchbeast.gradients.config import GradientConfig
 from torchbeast.on_ray.config import RayConfig, WorkerGroup, check_room
@@ -165,15 +165,23 @@ def _gradient_workers(
     made: the learner of this process, whose network all have. seed: of the environments and actions
     of all workers. `ending` ends them.
     """
-    from torchbeast.gradients.workers import gradient_workers
+    from torchbeast.gradients.workers import WORKER, gradient_workers
 
+    fleet: LocalFleet | RayFleet
+    if scheme.grad_backend == "processes":
+        fleet = LocalFleet(WORKER, environment_of_share(config.cores))
+    else:
+        from torchbeast.on_ray.fleet import Actors
+
+        actors = Actors(WORKER, {"num_cpus": scheme.grad_cpus, "num_gpus": config.gpus})
+        fleet = _ray_fleet(scheme, plan.env, RayConfig(), actors)
+    ending.enter_context(fleet)
     hardware = HardwareConfig(
         num_learner_threads=1, torch_threads=config.cores, disable_cuda=not config.gpus
     )
     learner = dataclasses.replace(plan.learner, actor=made.agent.spec, hardware=hardware)
     sent = dataclasses.replace(plan, learner=learner, gradients=None, loggers=(), callbacks=())
     make = functools.partial(_make_worker, sent, seed)
-    fleet = ending.enter_context(_gradient_fleet(scheme, config, plan.env))
     workers = gradient_workers(make, config, made.optimiser_step, fleet)
     return ending.enter_context(closing(workers))
 
@@ -198,19 +206,6 @@ def _make_worker(
         end=ending.close,
         device=made.compute.device,
     )
-
-
-def _gradient_fleet(
-    scheme: Scheme, config: GradientConfig, env: EnvSpec
-) -> AbstractContextManager[Fleet]:
-    from torchbeast.gradients.workers import WORKER
-
-    if scheme.grad_backend == "processes":
-        return LocalFleet(WORKER, environment_of_share(config.cores))
-    from torchbeast.on_ray.fleet import Actors
-
-    actors = Actors(WORKER, {"num_cpus": scheme.grad_cpus, "num_gpus": config.gpus})
-    return _ray_fleet(scheme, env, RayConfig(), actors)
 
 
 def _ray_fleet(
