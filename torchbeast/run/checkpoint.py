@@ -142,11 +142,9 @@ def _instead_of(path: Path) -> str:
     if path.suffix != ".tar" or not path.parent.is_dir():
         return runs_next_to(path.parent if path.suffix == ".tar" else path)
     names = ", ".join(sorted(file.name for file in path.parent.glob("*.tar")))
-    return (
-        f"the checkpoints in {path.parent} are {names}"
-        if names
-        else f"there are none in {path.parent}"
-    )
+    if not names:
+        return f"there are none in {path.parent}"
+    return f"the checkpoints in {path.parent} are {names}"
 
 
 def recorded_env_spec(checkpoint: Mapping[str, Any]) -> EnvSpec:

@@ -57,16 +57,14 @@ class _Periodic(Callback):
 
     def on_step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
         """Acts if it is time."""
-        if self._is_due(learner.steps) or learner.done():
+        multiples = learner.steps // self._every_steps - self._last_step // self._every_steps
+        is_time = time.monotonic() - self._last_time >= self._every_seconds
+        if multiples > 0 or is_time or learner.done():
             self._act(learner, metrics)
             self._mark(learner.steps)
 
     def _mark(self, steps: int) -> None:
         self._last_step, self._last_time = steps, time.monotonic()
-
-    def _is_due(self, steps: int) -> bool:
-        multiples = steps // self._every_steps - self._last_step // self._every_steps
-        return multiples > 0 or time.monotonic() - self._last_time >= self._every_seconds
 
     def _act(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
         raise NotImplementedError

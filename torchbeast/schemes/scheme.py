@@ -489,34 +489,26 @@ def _storage(scheme: Scheme) -> list[str]:
     if scheme.replay.is_used:
         lines.append(f"replay of {scheme.replay.replay_size:,} steps")
     if scheme.learns_from_transitions:
-        lines.append(_sampling(scheme))
+        how, ratio = scheme.transitions, scheme.replay.replay_ratio
+        often = "as often as possible" if math.isinf(ratio) else f"{ratio:g} for each new one"
+        by_priority = ", by priority" if how.priority_exponent else ""
+        goals = f", {how.hindsight_share:g} with other goals" if how.hindsight_share else ""
+        lines.append(f"{often}{by_priority}{goals}")
     return lines
-
-
-def _sampling(scheme: Scheme) -> str:
-    how, ratio = scheme.transitions, scheme.replay.replay_ratio
-    often = "as often as possible" if math.isinf(ratio) else f"{ratio:g} for each new one"
-    by_priority = ", by priority" if how.priority_exponent else ""
-    goals = f", {how.hindsight_share:g} with other goals" if how.hindsight_share else ""
-    return f"{often}{by_priority}{goals}"
 
 
 def _learner(scheme: Scheme) -> list[str]:
     network = scheme.actor_factory.spec
     memory = ", recurrent" if network.use_lstm else ""
+    gradients = "gradients in this process"
+    if workers := scheme.grad_remote_workers:
+        where = _workers(workers, scheme.grad_backend)
+        gradients = f"gradients in {where}, {scheme.grad_communication}"
     return [
         f"{scheme.algo_factory.algo.__name__}, network {network.name}{memory}",
-        _gradients(scheme),
+        gradients,
         f"update {scheme.update_execution}",
     ]
-
-
-def _gradients(scheme: Scheme) -> str:
-    workers = scheme.grad_remote_workers
-    if not workers:
-        return "gradients in this process"
-    where = _workers(workers, scheme.grad_backend)
-    return f"gradients in {where}, {scheme.grad_communication}"
 
 
 def _workers(count: int, backend: str) -> str:
