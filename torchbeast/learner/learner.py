@@ -216,7 +216,15 @@ class Learner(RunningLearner):
         self._finalizer = weakref.finalize(self, ending.close)
         try:
             with own, own_settings():
-                self._assemble(resumed, ending, own)
+                plan = plan_of(self.scheme, self._config, self.target_steps, self._loggers)
+                supervisor = Supervisor()
+                folder = RunFolder(self._config.folder, dict(plan.recorded))
+                # Whatever `ending` refers to outlives a forgotten Learner: not one of its methods.
+                ending.callback(lambda: folder.finish(successful=supervisor.failure is None))
+                self._run = LearnerRun(plan, Session(supervisor, folder), resumed)
+                training = self._run.training(self._callbacks.entries, own)
+                self._hold(self._run.earlier, ending.enter_context(training))
+                ending.callback(supervisor.stop, "the learner was closed")
         except BaseException:
             self._finalizer()
             raise
@@ -230,18 +238,6 @@ class Learner(RunningLearner):
                 flush=True,
             )
             self.close()
-
-    def _assemble(self, resumed: Path | None, ending: ExitStack, own: OwnProcess) -> None:
-        plan = plan_of(self.scheme, self._config, self.target_steps, self._loggers)
-        supervisor = Supervisor()
-        folder = RunFolder(self._config.folder, dict(plan.recorded))
-        ending.callback(lambda: folder.finish(successful=supervisor.failure is None))
-        run = LearnerRun(plan, Session(supervisor, folder), resumed)
-        # Whatever `ending` refers to outlives a forgotten Learner: not one of its methods.
-        self._run = run
-        training = ending.enter_context(run.training(self._callbacks.entries, own))
-        self._hold(run.earlier, training)
-        ending.callback(supervisor.stop, "the learner was closed")
 
     def _started(self) -> LearnerThread:
         """Starts the callbacks and, in the first step, the workers; returns the loop."""

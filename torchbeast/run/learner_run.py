@@ -30,7 +30,7 @@ from torchbeast.errors import UsageError
 from torchbeast.fleets.system import check_buffers, free_memory, keep_freed_memory
 from torchbeast.fleets.waiting import say
 from torchbeast.reporting.display import next_commands, summary
-from torchbeast.reporting.loggers import Log, LoggedRun, Logs
+from torchbeast.reporting.loggers import LoggedRun, Logs
 from torchbeast.reporting.prometheus import PrometheusEndpoint
 from torchbeast.reporting.run_folder import Session
 from torchbeast.run import checkpoint as checkpoints
@@ -253,45 +253,35 @@ class LearnerRun:
 
         also_saved: called for every checkpoint; returns further entries. own: see Training.
         """
-        folder, step = self.session.folder, self.progress.step
-        run = LoggedRun(folder=folder.path, settings=self._recorded, step=step)
-        loggers = () if step >= self._total_steps else self.plan.loggers  # none if it is complete
-        with self._source() as source, closing(Logs(loggers, run)) as log:
-            if self._replica is not None:
-                source = self._replica.joint(source, self.made.optimiser_step)
-            training = self._loop(source, log, also_saved, own)
-            training.consumers = [*self._consumers(training)]
-            yield training
-
-    def _loop(
-        self,
-        source: Source,
-        log: Log,
-        also_saved: Callable[[], Mapping[str, Any]],
-        own: AbstractContextManager[Any],
-    ) -> Training:
-        made, plan, folder = self.made, self.plan, self.session.folder
-        if plan.gradients is not None or self._replica is not None:
-            joint: Any = source  # a JointLearner, which updates too
-            made = replace(made, optimiser_step=joint)
+        made, plan, folder, step = self.made, self.plan, self.session.folder, self.progress.step
         labels = checkpoints.labels(made.agent, self._recorded)
         stops_at = {DONE: self._total_steps}
         if (pause_at := plan.run.pause_at) is not None:
             stops_at[f"--pause_at {pause_at:,}"] = pause_at
         trace = plan.learner.hardware.write_profiler_trace
-        return Training(
-            source=source,
-            made=made,
-            supervisor=self.session.supervisor,
-            rows=Rows(source, log, self.progress, plan.env.options.info_keywords),
-            writer=CheckpointWriter(
-                folder, labels, plan.checkpoints, self._saved_replay, also_saved
-            ),
-            stops_at=stops_at,
-            learns_all=self._replica is not None,
-            own=own,
-            trace=folder.path / "trace.json" if trace else None,
-        )
+        run = LoggedRun(folder=folder.path, settings=self._recorded, step=step)
+        loggers = () if step >= self._total_steps else plan.loggers  # none if it is complete
+        with self._source() as source, closing(Logs(loggers, run)) as log:
+            if self._replica is not None:
+                source = self._replica.joint(source, made.optimiser_step)
+            if plan.gradients is not None or self._replica is not None:
+                joint: Any = source  # a JointLearner, which updates too
+                made = replace(made, optimiser_step=joint)
+            training = Training(
+                source=source,
+                made=made,
+                supervisor=self.session.supervisor,
+                rows=Rows(source, log, self.progress, plan.env.options.info_keywords),
+                writer=CheckpointWriter(
+                    folder, labels, plan.checkpoints, self._saved_replay, also_saved
+                ),
+                stops_at=stops_at,
+                learns_all=self._replica is not None,
+                own=own,
+                trace=folder.path / "trace.json" if trace else None,
+            )
+            training.consumers = [*self._consumers(training)]
+            yield training
 
     def _consumers(self, training: Training) -> Iterator[Consumer]:
         """Yields what gets each row after the log."""
@@ -356,20 +346,15 @@ class LearnerRun:
         return hint_of_settings(self.plan.env.name, chosen["algo"], usual.items() <= chosen.items())
 
     def _say_end(self, training: Training) -> None:
-        folder, program = self.session.folder, self.plan.program
-        progress = self.progress
-        say(summary(progress, training.rows.steps_here, training.rows.seconds))
-        exists = folder.checkpoint.exists()
+        plan, folder, replica = self.plan, self.session.folder, self._replica
+        say(summary(self.progress, training.rows.steps_here, training.rows.seconds))
         naming = naming_flags(self._recorded)
-        more = ["--total_steps", str(2 * self._total_steps)]  # of a run that is complete
-        to_resume = [
-            *([] if self.plan.others_serve else naming),
-            *self.plan.repeated,
-            *(more if progress.step >= self._total_steps else []),
-        ]
-        replica = self._replica
+        to_resume = [*([] if plan.others_serve else naming), *plan.repeated]
+        if self.progress.step >= self._total_steps:
+            to_resume += ["--total_steps", str(2 * self._total_steps)]
+        exists = folder.checkpoint.exists()
         here = replica.size if replica is not None and replica.on_one_machine else 1
-        say(next_commands(program, folder.path, exists, naming, to_resume, here))
+        say(next_commands(plan.program, folder.path, exists, naming, to_resume, here))
 
 
 def _earlier_run(newest: Path, resumed: Path | None) -> EarlierRun:
