@@ -13,7 +13,7 @@ import pytest
 from torchbeast.core.update.torch_ranks import RankGone
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.fleet import WorkerLost
-from torchbeast.gradients.gathering import Gathering
+from torchbeast.gradients.workers import Gathering
 
 
 class Answering:
