@@ -26,6 +26,7 @@ from torchbeast.core.base.specs import ActorSpec
 from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
+from torchbeast.evaluation import following
 from torchbeast.evaluation import play as play_module
 from torchbeast.evaluation.following import RunFollower, RunWatch
 from torchbeast.evaluation.play import ENV_OF_THE_RUN
@@ -491,10 +492,20 @@ class Clock:
         return self.now
 
 
-def test_a_run_has_stopped_when_it_is_not_seen_and_writes_nothing(tmp_path: Path) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of watches, which count a run as stopped after 60 seconds."""
     clock = Clock()
+    monkeypatch.setattr(following, "running_time", clock)
+    monkeypatch.setattr(following, "QUIET_S", 60)
+    return clock
+
+
+def test_a_run_has_stopped_when_it_is_not_seen_and_writes_nothing(
+    tmp_path: Path, clock: Clock
+) -> None:
     folder = RunFolder(tmp_path / "run", {})
-    watch = RunWatch(tmp_path / "run", 60, clock)
+    watch = RunWatch(tmp_path / "run")
     clock.now = 100
     assert watch.is_running and not watch.has_stopped
     folder.finish(successful=True)
@@ -506,9 +517,10 @@ def test_a_run_has_stopped_when_it_is_not_seen_and_writes_nothing(tmp_path: Path
     assert watch.has_stopped
 
 
-def test_a_run_whose_lock_does_not_reach_here_is_seen_by_its_rows(tmp_path: Path) -> None:
-    clock = Clock()
-    watch = RunWatch(tmp_path, 60, clock)
+def test_a_run_whose_lock_does_not_reach_here_is_seen_by_its_rows(
+    tmp_path: Path, clock: Clock
+) -> None:
+    watch = RunWatch(tmp_path)
     for now in (50, 100, 150):
         clock.now = now
         (tmp_path / "logs.csv").write_text("row\n")
@@ -518,9 +530,8 @@ def test_a_run_whose_lock_does_not_reach_here_is_seen_by_its_rows(tmp_path: Path
     assert watch.has_stopped
 
 
-def test_a_folder_without_a_run_has_not_stopped(tmp_path: Path) -> None:
-    clock = Clock()
-    watch = RunWatch(tmp_path / "run", 60, clock)
+def test_a_folder_without_a_run_has_not_stopped(tmp_path: Path, clock: Clock) -> None:
+    watch = RunWatch(tmp_path / "run")
     clock.now = 10**6
     assert not watch.has_stopped
 

@@ -44,17 +44,10 @@ Check = Callable[[dict[str, Any], Path], None]
 class RunWatch:
     """Watches the files of a run. Used by one thread."""
 
-    def __init__(
-        self, folder: Path, quiet_s: float = QUIET_S, clock: Callable[[], float] = running_time
-    ) -> None:
-        """Starts to watch the folder, which need not exist yet.
-
-        quiet_s: seconds without a new byte after which a run without a visible process counts as
-        stopped.
-        """
-        self._files = [folder / name for name in _WRITTEN]
-        self._folder, self._quiet_s, self._clock = folder, quiet_s, clock
-        self._seen, self._since = self._state(), clock()
+    def __init__(self, folder: Path) -> None:
+        """Starts to watch the folder, which need not exist yet."""
+        self._folder, self._files = folder, [folder / name for name in _WRITTEN]
+        self._seen, self._since = self._state(), running_time()
 
     @property
     def is_running(self) -> bool:
@@ -63,14 +56,14 @@ class RunWatch:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the run exists, has no visible process, and has not written for a while.
+        """Whether the run exists, has no visible process, and has not written for QUIET_S.
 
         Call it every few seconds, also while the run is still writing.
         """
-        state, now = self._state(), self._clock()
+        state, now = self._state(), running_time()
         if state != self._seen or self.is_running:
             self._seen, self._since = state, now
-        return any(state) and now - self._since >= self._quiet_s
+        return any(state) and now - self._since >= QUIET_S
 
     def _state(self) -> list[float | None]:
         return list(map(_time_of, self._files))
@@ -167,14 +160,15 @@ class RunFollower:
         self._problem = None
         self._learnt = int(saved["stats"].get("step", 0))
         self._target = int(saved["flags"].get("total_steps", 0))
-        scores, weights = self._scores or self._open(saved), _weights_id_of(saved)
+        weights = weights_id_of(saved["model_state_dict"], self._learnt)
+        scores = self._scores or self._open(saved, weights)
         if not scores.knows(weights):
             self._player.load(saved, self._path)
             played = self._player.play(lambda _: self._check_goes_on())
             say(scores.add(weights, played, lambda: saved))
         return True
 
-    def _open(self, saved: dict[str, Any]) -> Scores:
+    def _open(self, saved: dict[str, Any], weights: WeightsId) -> Scores:
         """Makes the environments and the agent, and opens the files."""
         self.check(saved, self._path)
         # It raises if the best checkpoint is damaged, before playing.
@@ -192,7 +186,7 @@ class RunFollower:
             f"Following the run in {self.folder}: {self.config.num_episodes} episodes of "
             f"{player.where} with each checkpoint, {player.how}, seed {self.seed}."
         )
-        if self._scores.knows(_weights_id_of(saved)):
+        if self._scores.knows(weights):
             say(f"Step {self._learnt:,} was already evaluated.")
         return self._scores
 
@@ -227,7 +221,3 @@ class RunFollower:
             f"The run has stopped at step {self._learnt:,} of {self._target:,}. If you resume it, "
             "repeat this command to follow it."
         )
-
-
-def _weights_id_of(saved: dict[str, Any]) -> WeightsId:
-    return weights_id_of(saved["model_state_dict"], int(saved["stats"].get("step", 0)))
