@@ -17,8 +17,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from typing import NoReturn
 
@@ -251,15 +251,13 @@ class Learner(RunningLearner):
                 self._thread = LearnerThread(self._training)
         return self._thread
 
-    @contextmanager
-    def _test_envs(self, num_episodes: int) -> Iterator[VecEnv]:
+    def _test_envs(self, num_episodes: int) -> AbstractContextManager[VecEnv]:
         envs = self.scheme.test_envs_factory or self.scheme.train_envs_factory
         if isinstance(spec := envs.env_kwargs.get("env"), EnvSpec):  # its shares are for training
             kwargs = {**envs.env_kwargs, "env": spec.with_shares()}
             envs = dataclasses.replace(envs, env_kwargs=kwargs)
         multiple = envs.num_agents * num_tasks(envs.single_frame_space)
-        with closing(envs.make(parallel_envs(num_episodes, multiple))) as env:
-            yield env
+        return closing(envs.make(parallel_envs(num_episodes, multiple)))
 
     def _fail(self, error: Exception | None) -> NoReturn:
         """Ends the run and raises its first failure."""

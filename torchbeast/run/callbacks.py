@@ -20,7 +20,7 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -279,11 +279,9 @@ class RunningLearner:
             agent = self._training.made.agent._replace(model=model)
             return play(env, agent, num_episodes, seed, greedy=not sampled)
 
-    @contextmanager
-    def _test_envs(self, num_episodes: int) -> Iterator[VecEnv]:
+    def _test_envs(self, num_episodes: int) -> AbstractContextManager[VecEnv]:
         """Makes the environments of an evaluation."""
         raise NotImplementedError
-        yield
 
     # --- the run
 
@@ -424,9 +422,8 @@ class ProgramLearner(RunningLearner):
         """Calls on_end."""
         self._callbacks.end(self)
 
-    @contextmanager
-    def _test_envs(self, num_episodes: int) -> Iterator[VecEnv]:
-        yield self._envs_for(num_episodes)
+    def _test_envs(self, num_episodes: int) -> AbstractContextManager[VecEnv]:
+        return nullcontext(self._envs_for(num_episodes))
 
     def _envs_for(self, num_episodes: int) -> EnvProcess:
         if self._env is None or self._num_episodes != num_episodes:

@@ -271,11 +271,16 @@ def load_model(model: torch.nn.Module, checkpoint: Mapping[str, Any], path: Path
 
 
 def resume(optimiser_step: OptimiserStep[Any], checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Restores models, optimisers, counters and random generators; raises like `load_model`."""
+    """Restores models, optimisers, counters and random generators, those of GPUs only if their
+    number is the same; raises like `load_model`.
+    """
     with _of_this_model(path):
         optimiser_step.load_state_dict(checkpoint)
     if "rng" in checkpoint:
-        set_rng_state(checkpoint["rng"])
+        torch.set_rng_state(checkpoint["rng"]["torch"])
+        cuda = checkpoint["rng"].get("cuda", [])
+        if cuda and len(cuda) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(cuda)
 
 
 @contextmanager
@@ -310,14 +315,6 @@ def rng_state() -> dict[str, Any]:
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
-
-
-def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Restores a `rng_state`; the part of GPUs only if the number of GPUs is the same."""
-    torch.set_rng_state(state["torch"])
-    cuda = state.get("cuda", [])
-    if cuda and len(cuda) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(cuda)
 
 
 class FoundCheckpoint(NamedTuple):
