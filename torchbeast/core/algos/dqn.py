@@ -21,12 +21,12 @@ from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.off_policy import QNetwork
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import DQNConfig
-from torchbeast.core.algos.off_policy import OffPolicy, Target, mean_loss, priorities, set_epsilon
+from torchbeast.core.algos.off_policy import EpsilonGreedy, OffPolicy, Target, mean_loss, priorities
 from torchbeast.core.base.nest import Nest
 from torchbeast.core.storages.transition import Transitions
 
 
-class DQN(OffPolicy):
+class DQN(EpsilonGreedy[Transitions], OffPolicy):
     """Deep Q-network (Mnih et al. 2015) with double Q-learning, n-step returns and priorities.
 
     It acts epsilon-greedily in Discrete action spaces, and trains on single steps from a replay.
@@ -44,7 +44,6 @@ class DQN(OffPolicy):
     Config = DQNConfig
     family = "q"
     actor_type: ClassVar = QNetwork
-    separable = True
     actor: QNetwork
     config: DQNConfig
 
@@ -52,7 +51,6 @@ class DQN(OffPolicy):
         super().__init__(actor, config)
         self.target = Target(actor, config.target_rate, config.target_period)
         self.models["target"] = self.target
-        self.optimisers = {"actor": config.optimiser.make(actor.parameters())}
 
     def losses(self, minibatch: Transitions) -> Losses:
         """Returns value_loss, and as metrics the mean value and the mean absolute TD error."""
@@ -79,10 +77,6 @@ class DQN(OffPolicy):
     def after_step(self) -> None:
         """Copies the network to the target network, when it is time."""
         self.target.follow(self.actor)
-
-    def schedule(self) -> dict[str, float]:
-        """Sets epsilon by the number of steps that were collected until now."""
-        return set_epsilon(self.actor, self.config, self.counters.env_steps)
 
 
 DDQN = DQN

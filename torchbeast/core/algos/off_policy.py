@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What DQN, SAC and TD3 have in common: targets of n steps, target networks, weights, priorities.
+"""What DQN, SAC and TD3 have in common: targets of n steps, target networks, weights, priorities;
+and what DQN, PQN and R2D2 do: exploration.
 
 B is the number of transitions. With n-step returns R_b is the discounted sum of the m_b rewards of
 transition b, m_b <= n, and its target is
@@ -10,14 +11,14 @@ transition b, m_b <= n, and its target is
 from __future__ import annotations
 
 import copy
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor, Mode
 from torchbeast.core.actors.off_policy import ActorWithCritics, Exploring, OffPolicyActor
-from torchbeast.core.algos.base import Algorithm
+from torchbeast.core.algos.base import Algorithm, BatchT
 from torchbeast.core.algos.config import ExplorationConfig, OffPolicyConfig
 from torchbeast.core.losses import clip_rewards
 from torchbeast.core.storages.batch import NO_FEEDBACK, Feedback
@@ -57,18 +58,32 @@ class OffPolicy(Algorithm[Transitions]):
         return (rewards * powers).sum(-1) + discounts * next_values
 
 
-def set_epsilon(actor: Exploring, config: ExplorationConfig, env_steps: int) -> dict[str, float]:
-    """Sets the probability of random actions, which falls linearly from 1; returns it as a metric.
+class EpsilonGreedy(Algorithm[BatchT]):
+    """Base class of DQN, PQN and R2D2: a network of action values that acts epsilon-greedily.
 
     Args:
-        actor: The network that acts.
-        config: How far epsilon falls, and when.
-        env_steps: Steps that were collected until now.
+        actor: The network.
+        config: The hyperparameters, with an optimiser.
     """
-    share = min(1.0, env_steps / config.exploration_steps)
-    epsilon = 1.0 + share * (config.epsilon_end - 1.0)
-    actor.epsilon.fill_(epsilon)
-    return {"epsilon": epsilon}
+
+    mode: Mode = "explore"
+    separable = True
+    reduction = "mean"
+    actor: Exploring
+    config: ExplorationConfig
+
+    def __init__(self, actor: Actor, config: Any) -> None:
+        super().__init__(actor, config)
+        self.optimisers = {"actor": config.optimiser.make(actor.parameters())}
+
+    def schedule(self) -> dict[str, float]:
+        """Sets epsilon, the probability of random actions, which falls linearly from 1 with the
+        number of steps that were collected until now; returns it as a metric.
+        """
+        share = min(1.0, self.counters.env_steps / self.config.exploration_steps)
+        epsilon = 1.0 + share * (self.config.epsilon_end - 1.0)
+        self.actor.epsilon.fill_(epsilon)
+        return {"epsilon": epsilon}
 
 
 class Target(nn.Module):

@@ -25,11 +25,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchbeast.core import losses, returns
-from torchbeast.core.actors.contract import Actor, Mode
 from torchbeast.core.actors.off_policy import QNetwork
-from torchbeast.core.algos.base import Algorithm, Losses
+from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import PQNConfig
-from torchbeast.core.algos.off_policy import set_epsilon
+from torchbeast.core.algos.off_policy import EpsilonGreedy
 from torchbeast.core.algos.on_policy import rewards_and_discounts, shuffled
 from torchbeast.core.algos.unroll import inputs_of_rows
 from torchbeast.core.base.nest import Nest, map_leaves
@@ -37,7 +36,7 @@ from torchbeast.core.losses import Mean
 from torchbeast.core.storages.rollout import Rollout
 
 
-class PQN(Algorithm[Rollout]):
+class PQN(EpsilonGreedy[Rollout]):
     """Parallelised Q-network (Gallici et al. 2024): Q(lambda) without replay or target network.
 
     It acts epsilon-greedily in Discrete action spaces, and trains on rollouts of many environments.
@@ -55,15 +54,8 @@ class PQN(Algorithm[Rollout]):
     Config = PQNConfig
     family = "pqn"
     actor_type: ClassVar = QNetwork
-    mode: Mode = "explore"
-    separable = True
-    reduction = "mean"
     actor: QNetwork
     config: PQNConfig
-
-    def __init__(self, actor: Actor, config: PQNConfig) -> None:
-        super().__init__(actor, config)
-        self.optimisers = {"actor": config.optimiser.make(actor.parameters())}
 
     def prepare(self, batch: Rollout) -> Rollout:
         """Adds value_targets to the extras, [T+1, B] like the actions that they belong to."""
@@ -96,10 +88,6 @@ class PQN(Algorithm[Rollout]):
             "value_error": losses.mean(errors.detach().abs(), mask),
         }
         return Losses({"value_loss": losses.baseline_loss(errors, self.reduction, mask)}, metrics)
-
-    def schedule(self) -> dict[str, float]:
-        """Sets epsilon by the number of steps that were collected until now."""
-        return set_epsilon(self.actor, self.config, self.counters.env_steps)
 
     def _q_values(self, rollout: Rollout, num_rows: int) -> Tensor:
         """Returns Q [num_rows, B, n] of the first rows, float32."""

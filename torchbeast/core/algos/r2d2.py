@@ -23,9 +23,9 @@ from torchbeast.core import losses, returns
 from torchbeast.core.actors.contract import Actor, ModelInputs, ModelOutput
 from torchbeast.core.actors.networks import pair_of
 from torchbeast.core.actors.recurrent_q import CORE_STATE, RecurrentQNetwork
-from torchbeast.core.algos.base import Algorithm, Losses
+from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import R2D2Config
-from torchbeast.core.algos.off_policy import Target, set_epsilon
+from torchbeast.core.algos.off_policy import EpsilonGreedy, Target
 from torchbeast.core.algos.on_policy import rewards_and_discounts
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.base.nest import Nest, map_leaves
@@ -47,7 +47,7 @@ def unscaled(x: Tensor) -> Tensor:
     return x.sign() * ((2.0 * z / (1.0 + (1.0 + 4.0 * _EPS * z).sqrt())).square() - 1.0)
 
 
-class R2D2(Algorithm[Rollout]):
+class R2D2(EpsilonGreedy[Rollout]):
     """R2D2 (Kapturowski et al. 2019): double Q-learning with memory, from rollouts of a replay.
 
     It acts epsilon-greedily in Discrete action spaces.
@@ -68,9 +68,6 @@ class R2D2(Algorithm[Rollout]):
     learns_from_replay = True
     burns_in = True
     needs = (CORE_STATE,)
-    mode = "explore"
-    separable = True
-    reduction = "mean"
     actor: RecurrentQNetwork
     config: R2D2Config
 
@@ -78,7 +75,6 @@ class R2D2(Algorithm[Rollout]):
         super().__init__(actor, config)
         self.target = Target(actor, 1.0, config.target_period)
         self.models["target"] = self.target
-        self.optimisers = {"actor": config.optimiser.make(actor.parameters())}
 
     def prepare(self, batch: Rollout) -> Rollout:
         """Excludes burn-in from training."""
@@ -111,10 +107,6 @@ class R2D2(Algorithm[Rollout]):
     def after_step(self) -> None:
         """Copies the network to the target network, when it is time."""
         self.target.follow(self.actor)
-
-    def schedule(self) -> dict[str, float]:
-        """Sets epsilon by the number of steps that were collected until now."""
-        return set_epsilon(self.actor, self.config, self.counters.env_steps)
 
     def _double_q(self, inputs: ModelInputs, state: Nest[Tensor]) -> ModelOutput:
         """Runs the network and the target network; the baseline is what the second says of the
