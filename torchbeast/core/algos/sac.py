@@ -73,18 +73,36 @@ class SAC(ActorAndCritics):
             name: config.optimiser.make(self.models[name].parameters())
             for name in ("actor", "critics", "temperature")
         }
-        self._policies = _policies_over(self.actor)
+
+    @classmethod
+    def check_actor(cls, actor: Actor, config: SACConfig) -> None:
+        """Checks in addition that expectations over the actions can be computed.
+
+        Args:
+            actor: The network to train.
+            config: The hyperparameters.
+
+        Raises:
+            UsageError: If the actor has another distribution.
+        """
+        super().check_actor(actor, config)
+        if not isinstance(actor.distribution, SquashedGaussian | Categorical):
+            raise UsageError(
+                f"SAC needs a network with a SquashedGaussian over a Box or a Categorical over a "
+                f"Discrete, got {type(actor).__name__} with {type(actor.distribution).__name__}: "
+                "use another model"
+            )
 
     def losses(self, minibatch: Transitions) -> Losses:
         """Returns the three losses, and the means of values, entropy and temperature."""
         alpha = self.temperature.log_alpha.detach().exp()
-        policies, seen = self._policies, minibatch.observation
+        seen = minibatch.observation
         with torch.no_grad():
-            after, log_probs = policies.evaluate(self.target.network, minibatch.next_observation)
+            after, log_probs = self._evaluate(self.target.network, minibatch.next_observation)
             targets = self.targets(minibatch, after - alpha * log_probs)
-        values = policies.values_of(self.critics, seen, minibatch.action)
+        values = self._values_of(seen, minibatch.action)
         errors = values - targets
-        now, log_probs = policies.evaluate(self.critics, seen)
+        now, log_probs = self._evaluate(self.critics, seen)
         terms = {
             "critic_loss": mean_loss(0.5 * errors.square().sum(0), minibatch),
             "actor_loss": (alpha * log_probs - now).mean(),
@@ -99,9 +117,42 @@ class SAC(ActorAndCritics):
         }
         return Losses(terms, metrics, priorities(minibatch, errors))
 
+    def _evaluate(self, critics: nn.Module, observation: Nest[Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns means over the policy's actions [B], with gradients to the policy: the smaller
+        value of both critics, and the log-probability (minus the entropy). Actions of a Box are
+        sampled; of a Discrete the mean is over all actions.
+        """
+        distribution, params = self.actor.distribution, self.actor(observation).float()
+        if isinstance(distribution, SquashedGaussian):
+            action, log_probs = distribution.rsample(params)
+            values: Tensor = critics(observation, distribution.features(action))
+            return values.min(0).values, log_probs + distribution.log_half_widths
+        log_probs = params.log_softmax(-1)
+        probs = log_probs.exp()
+        log_probs = log_probs.masked_fill(log_probs.isneginf(), 0.0)  # 0 log 0 = 0
+        with torch.no_grad():
+            values = critics(observation).min(0).values
+        return (probs * values).sum(-1), (probs * log_probs).sum(-1)
+
+    def _values_of(self, observation: Nest[Tensor], action: Nest[Tensor]) -> Tensor:
+        """Returns the critics' values [2, B] of the actions that were taken."""
+        features = self.actor.distribution.features(action)
+        if isinstance(self.actor.distribution, SquashedGaussian):
+            return self.critics(observation, features)
+        return (self.critics(observation) * features).sum(-1)  # one-hot
+
     def _target_entropy(self, observation: Nest[Tensor]) -> float | Tensor:
-        given = self.config.target_entropy
-        return self._policies.usual_entropy(observation) if given is None else given
+        """Returns target_entropy. By default it is 0.98 log n of n discrete actions, the mean over
+        the states where masks leave different numbers n.
+        """
+        if self.config.target_entropy is not None:
+            return self.config.target_entropy
+        distribution, mask = self.actor.distribution, self.actor.action_mask
+        if isinstance(distribution, SquashedGaussian):
+            return -float(distribution.num_features)
+        if mask is None:
+            return 0.98 * math.log(distribution.num_params)
+        return 0.98 * mask.num_allowed(observation).log().mean()
 
     def after_step(self) -> None:
         """Lets the target critics follow the critics."""
@@ -114,67 +165,3 @@ class Temperature(nn.Module):
     def __init__(self, alpha: float) -> None:
         super().__init__()
         self.log_alpha = nn.Parameter(torch.tensor(math.log(alpha)))
-
-
-class _OverBox:
-    """Policies of continuous actions, which are sampled."""
-
-    def __init__(self, actor: StochasticActorCritic, distribution: SquashedGaussian) -> None:
-        self._actor, self._distribution = actor, distribution
-
-    def usual_entropy(self, observation: Nest[Tensor]) -> float:
-        return -float(self._distribution.num_features)
-
-    def evaluate(self, critics: nn.Module, observation: Nest[Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns means over the policy's actions [B], with gradients to the policy: the smaller
-        value of both critics, and the log-probability (minus the entropy).
-        """
-        action, log_probs = self._distribution.rsample(self._actor(observation).float())
-        values: Tensor = critics(observation, self._distribution.features(action))
-        return values.min(0).values, log_probs + self._distribution.log_half_widths
-
-    def values_of(
-        self, critics: nn.Module, observation: Nest[Tensor], action: Nest[Tensor]
-    ) -> Tensor:
-        return critics(observation, self._distribution.features(action))
-
-
-class _OverChoices:
-    """Policies of a few actions, over all of which the mean is taken."""
-
-    def __init__(self, actor: StochasticActorCritic, distribution: Categorical) -> None:
-        self._actor, self._distribution = actor, distribution
-
-    def usual_entropy(self, observation: Nest[Tensor]) -> float | Tensor:
-        """Returns 0.98 log n, the mean over the states where masks leave different numbers n."""
-        if self._actor.action_mask is None:
-            return 0.98 * math.log(self._distribution.num_params)
-        return 0.98 * self._actor.action_mask.num_allowed(observation).log().mean()
-
-    def evaluate(self, critics: nn.Module, observation: Nest[Tensor]) -> tuple[Tensor, Tensor]:
-        log_probs = self._actor(observation).float().log_softmax(-1)
-        probs = log_probs.exp()
-        log_probs = log_probs.masked_fill(log_probs.isneginf(), 0.0)  # 0 log 0 = 0
-        with torch.no_grad():
-            values = critics(observation).min(0).values
-        return (probs * values).sum(-1), (probs * log_probs).sum(-1)
-
-    def values_of(
-        self, critics: nn.Module, observation: Nest[Tensor], action: Nest[Tensor]
-    ) -> Tensor:
-        chosen = self._distribution.features(action)  # one-hot
-        return (critics(observation) * chosen).sum(-1)
-
-
-def _policies_over(actor: StochasticActorCritic) -> _OverBox | _OverChoices:
-    """Returns how expectations over the actor's actions are computed."""
-    match actor.distribution:
-        case SquashedGaussian() as distribution:
-            return _OverBox(actor, distribution)
-        case Categorical() as distribution:
-            return _OverChoices(actor, distribution)
-    kind = type(actor.distribution).__name__
-    raise UsageError(
-        f"SAC needs a network with a SquashedGaussian over a Box or a Categorical over a Discrete, "
-        f"got {type(actor).__name__} with {kind}: use another model"
-    )
