@@ -75,13 +75,8 @@ class Counters:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the counters under the names used by all checkpoints."""
-        return {
-            "steps": self.env_steps,
-            "version": self.version,
-            "learnt_steps": self.learnt_steps,
-            "optimiser_steps": self.optimiser_steps,
-            "schedule_starts": dict(self.schedule_starts),
-        }
+        state = dataclasses.asdict(self)
+        return {"steps": state.pop("env_steps"), **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`; raises ValueError for TorchBeast 2019's, which lacks counters."""

@@ -69,9 +69,8 @@ def settings_of(config: Any) -> dict[str, tuple[Any, Any]]:
     settings: dict[str, tuple[Any, Any]] = {}
     for entry in fields(config):
         value = getattr(config, entry.name)
-        is_config = is_dataclass(value)
-        more = settings_of(value) if is_config else {entry.name: (entry.type, value)}
-        settings |= more
+        own = {entry.name: (entry.type, value)}
+        settings |= settings_of(value) if is_dataclass(value) else own
     return settings
 
 

@@ -106,16 +106,12 @@ class PopArt(Unscaled):
             rate: beta, in [0, 1): 0 leaves the statistics as they are, and learns from all targets.
         """
         super().__init__()
-        self._heads, self._rate = [value_head(actor)], rate  # in a list: not a part of this module
-        begin = torch.zeros(self._head.out_features, dtype=torch.float64)
-        begin = begin.to(self._head.weight.device)
+        head = value_head(actor)
+        self._heads, self._rate = [head], rate  # in a list: not a part of this module
+        begin = torch.zeros(head.out_features, dtype=torch.float64, device=head.weight.device)
         self.mean = nn.Parameter(begin, requires_grad=False)
         self.deviation = nn.Parameter(begin + 1.0, requires_grad=False)
         self.minibatches = nn.Parameter(begin.clone(), requires_grad=False)
-
-    @property
-    def _head(self) -> nn.Linear:
-        return self._heads[0]
 
     def values(self, outputs: Tensor, rollout: Rollout) -> Tensor:
         mean, deviation = self._statistics(outputs, rollout)
@@ -179,7 +175,7 @@ class PopArt(Unscaled):
     @torch.no_grad()
     def move(self, mean: Tensor, deviation: Tensor) -> None:
         """Sets the statistics, float64 [tasks], and keeps `values` of every state as they are."""
-        head = self._head
+        head = self._heads[0]
         weight = head.weight.double() * (self.deviation / deviation).unsqueeze(1)
         bias = (self.deviation * head.bias.double() + self.mean - mean) / deviation
         head.weight.copy_(weight)

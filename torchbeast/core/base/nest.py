@@ -8,7 +8,7 @@ is depth first, keys sorted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -59,7 +59,11 @@ def map_leaves2(f: Callable[[Any, Any], Any], a: Any, b: Any, path: str = "") ->
 
 def flatten(nest: Any) -> list[Any]:
     """Returns the leaves of the nest in traversal order."""
-    return list(_leaves(nest))
+    if isinstance(nest, (tuple, list)):
+        return [leaf for entry in nest for leaf in flatten(entry)]
+    if isinstance(nest, dict):
+        return flatten([nest[key] for key in sorted(nest)])
+    return [nest]
 
 
 def pack_as(nest: Any, leaves: Sequence[Any]) -> Any:
@@ -76,17 +80,6 @@ def pack_as(nest: Any, leaves: Sequence[Any]) -> Any:
         raise ValueError(f"the nest has {count} leaves, the sequence {len(leaves)}")
     remaining = iter(leaves)
     return map_leaves(lambda _: next(remaining), nest)
-
-
-def _leaves(nest: Any) -> Iterator[Any]:
-    if isinstance(nest, (tuple, list)):
-        for entry in nest:
-            yield from _leaves(entry)
-    elif isinstance(nest, dict):
-        for key in sorted(nest):
-            yield from _leaves(nest[key])
-    else:
-        yield nest
 
 
 def _kind(nest: Any) -> str:

@@ -65,7 +65,14 @@ class Spec:
     pickled: str = field(default="", kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kwargs", _through_json(self.name, self.kwargs))
+        try:
+            kwargs = json.loads(json.dumps(dict(self.kwargs)))
+        except (TypeError, ValueError) as error:
+            raise SpecError(
+                f"{self.name}: keyword arguments must be JSON (numbers, strings, true, false, "
+                f"null, lists, objects), got {self.kwargs!r}: {error}"
+            ) from None
+        object.__setattr__(self, "kwargs", kwargs)
 
     @classmethod
     def of(
@@ -210,18 +217,6 @@ def check_takes(
 def values_in(kwargs: Mapping[str, Any]) -> str:
     """Formats keyword arguments as "hidden=64, depth=2"; "none" without any."""
     return ", ".join(f"{key}={json.dumps(value)}" for key, value in kwargs.items()) or "none"
-
-
-def _through_json(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns kwargs as another process receives them; raises SpecError if they are not JSON."""
-    try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(kwargs)))
-    except (TypeError, ValueError) as error:
-        raise SpecError(
-            f"{name}: keyword arguments must be JSON (numbers, strings, true, false, null, lists, "
-            f"objects), got {kwargs!r}: {error}"
-        ) from None
-    return plain
 
 
 def _label(source: Callable[..., Any]) -> str:
