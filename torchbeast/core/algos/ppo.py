@@ -20,7 +20,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from torchbeast.core import losses, returns
 from torchbeast.core.algos.base import Losses
@@ -72,13 +71,8 @@ class PPO(OnPolicy):
             lambda_=config.gae_lambda,
             mask=batch.mask,
         )
-        extras = {
-            "advantages": advantages,
-            "old_values": values,
-            "value_targets": values + advantages,
-        }
-        of_actions = {name: F.pad(leaf, (0, 0, 1, 0)) for name, leaf in extras.items()}
-        return dataclasses.replace(batch, extras=batch.extras | of_actions)
+        targets = values + advantages
+        return batch.with_extras(advantages=advantages, old_values=values, value_targets=targets)
 
     def metrics(self, batch: Rollout) -> Mapping[str, Tensor]:
         """Returns explained_variance, 1 - var(vs - V) / var(vs), unless all vs are equal: 1 for

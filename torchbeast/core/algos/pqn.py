@@ -16,13 +16,11 @@ policies, and random ones, are not corrected for: lambda decides how much they b
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from torchbeast.core import losses, returns
 from torchbeast.core.actors.off_policy import QNetwork
@@ -67,8 +65,7 @@ class PQN(EpsilonGreedy[Rollout]):
             lambda_=self.config.q_lambda,
             mask=batch.mask,
         )
-        of_actions = F.pad(targets, (0, 0, 1, 0))
-        return dataclasses.replace(batch, extras={**batch.extras, "value_targets": of_actions})
+        return batch.with_extras(value_targets=targets)
 
     def minibatches(self, batch: Rollout) -> Iterator[Rollout]:
         """Yields num_mini_batch parts of the batch's steps for each epoch, shuffled again."""

@@ -106,18 +106,23 @@ def _cuts(rollout: Rollout, truncated: Tensor, burn_in: int) -> list[int]:
 
 
 def inputs_of_rows(rollout: Rollout, start: int, end: int) -> ModelInputs:
-    """Returns rows start..end-1 as inputs of a network, with finite numbers in invalid rows.
+    """Returns rows start..end-1 as inputs of a network, with 0 for NaN and infinities in invalid
+    rows.
 
     Args:
         rollout: Rollouts of T steps in B columns.
         start: The first row.
         end: The row after the last one, at most T + 1.
     """
+    valid = None if rollout.valid is None else rollout.valid[start:end].bool()
 
     def rows(leaf: Tensor) -> Tensor:
-        return _finite_where_invalid(leaf[start:end], valid)
-
-    valid = None if rollout.valid is None else rollout.valid[start:end].bool()
+        leaf = leaf[start:end]
+        if valid is None or not leaf.is_floating_point():
+            return leaf
+        # NaN and infinities would make the network's gradients NaN even where the loss is masked.
+        sure = valid.reshape(*valid.shape, *[1] * (leaf.dim() - 2))
+        return leaf.where(sure | leaf.isfinite(), 0.0)
 
     return ModelInputs(
         observation=map_leaves(rows, rollout.observation),
@@ -125,17 +130,6 @@ def inputs_of_rows(rollout: Rollout, start: int, end: int) -> ModelInputs:
         done=rows(rollout.done),
         last_action=map_leaves(rows, rollout.action),
     )
-
-
-def _finite_where_invalid(leaf: Tensor, valid: Tensor | None) -> Tensor:
-    """Returns leaf [T', B, ...] with 0 for NaN and infinities in the rows that are not valid.
-
-    Read by a network, they would make its gradients NaN even where the loss is masked.
-    """
-    if valid is None or not leaf.is_floating_point():
-        return leaf
-    sure = valid.reshape(*valid.shape, *[1] * (leaf.dim() - 2))
-    return leaf.where(sure | leaf.isfinite(), 0.0)
 
 
 @torch.no_grad()

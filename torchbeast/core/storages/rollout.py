@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from torchbeast.core.actors.contract import Agent, specs_of_extras
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
@@ -216,6 +217,15 @@ class Rollout:
         if not older[1:].any():  # a mask would make every later count wait for the device
             return self, share
         return replace(self, valid=both(self.valid, ~older), collected=self.env_steps), share
+
+    def with_extras(self, **of_steps: Tensor) -> Rollout:
+        """Returns a rollout with more extras, which get a row 0 of zeros.
+
+        Args:
+            **of_steps: [T, B] by name, of the actions that led to rows 1..T.
+        """
+        more = {name: F.pad(leaf, (0, 0, 1, 0)) for name, leaf in of_steps.items()}
+        return replace(self, extras=self.extras | more)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Rollout:
         """Returns a rollout with function(tensor) in place of every tensor.

@@ -19,7 +19,7 @@ from torch import Tensor
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.storages.batch import Feedback, even_ranges, ignore
 
-_OF_COLLECTING = ("env_steps", "episodes", "info", "collected_by", "give_feedback")
+_OF_COLLECTING = {"env_steps", "episodes", "info", "collected_by", "give_feedback"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,13 +111,9 @@ class Transitions:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Transitions:
         """Returns transitions with function(tensor) in place of every tensor."""
-        named = {field.name: getattr(self, field.name) for field in fields(self)}
-        mapped = {
-            name: map_leaves(function, nest)
-            for name, nest in named.items()
-            if name not in _OF_COLLECTING and nest is not None
-        }
-        return replace(self, **mapped)
+        names = {field.name for field in fields(self)} - _OF_COLLECTING
+        nests = {name: nest for name in names if (nest := getattr(self, name)) is not None}
+        return replace(self, **map_leaves(function, nests))
 
     def split(self, max_columns: int) -> list[Transitions]:
         """Returns the same transitions in batches of nearly equal size, which share memory.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from typing import Any, Generic, NamedTuple
 
 import torch
@@ -72,11 +72,9 @@ class Schedules:
         settings = settings_of(algo.config) if is_dataclass(algo.config) else {}
         self.of = schedules_of({name: value for name, (_, value) in settings.items()})
         usual = self.of.get(RATE, Schedule(1.0))
-        initial = [float(group["lr"]) for group in self._groups()]
-        scales = [rate / usual.initial if usual.final else 1.0 for rate in initial]
+        rates = [float(group["lr"]) for group in self._groups()]
         self._rates = [
-            replace(usual, initial=rate, final=scale * usual.final)
-            for rate, scale in zip(initial, scales, strict=True)
+            replace(usual, initial=rate, final=rate / usual.initial * usual.final) for rate in rates
         ]
         self.of[RATE] = next(iter(self._rates), usual)
 
@@ -152,7 +150,8 @@ class OptimiserStep(Generic[BatchT]):
         self.algo = algo
         self._config = config
         self._ranks = ranks
-        self._minimisers = _minimisers(algo)
+        is_only = len(algo.optimisers) == 1
+        self._minimisers = [_Minimiser(*item, is_only) for item in algo.optimisers.items()]
         parameters = [p for minimiser in self._minimisers for p in minimiser.parameters]
         self._joining = JointGradients(parameters, algo.reduction)
         self.statistics = Statistics(algo)
@@ -267,7 +266,7 @@ class OptimiserStep(Generic[BatchT]):
         algorithm's schedule.
         """
         rates = {
-            f"{minimiser.prefix}learning_rate": float(minimiser.optimiser.param_groups[0]["lr"])
+            minimiser.rate_name: float(minimiser.optimiser.param_groups[0]["lr"])
             for minimiser in self._minimisers
         }
         self.counters.version += 1
@@ -425,29 +424,11 @@ class OptimiserStep(Generic[BatchT]):
         self._set_schedules()
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Minimiser:
-    """An optimiser and its parameters, frozen ones included."""
+    """An optimiser and its parameters, frozen ones included, and the names of its metrics."""
 
-    name: str
-    prefix: str  # of the names of its metrics
-    optimiser: Optimizer
-    parameters: list[nn.Parameter]
-
-    @property
-    def norm_name(self) -> str:
-        return f"{self.prefix}grad_norm"
-
-
-def _minimisers(algo: Algorithm[Any]) -> list[_Minimiser]:
-    """Returns the optimisers with their parameters."""
-    is_only = len(algo.optimisers) == 1
-    return [
-        _Minimiser(
-            name=name,
-            prefix="" if is_only else f"{name}_",
-            optimiser=optimiser,
-            parameters=[p for group in optimiser.param_groups for p in group["params"]],
-        )
-        for name, optimiser in algo.optimisers.items()
-    ]
+    def __init__(self, name: str, optimiser: Optimizer, is_only: bool) -> None:
+        self.name, self.optimiser = name, optimiser
+        self.parameters = [p for group in optimiser.param_groups for p in group["params"]]
+        prefix = "" if is_only else f"{name}_"
+        self.norm_name, self.rate_name = f"{prefix}grad_norm", f"{prefix}{RATE}"

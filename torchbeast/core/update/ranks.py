@@ -119,15 +119,10 @@ def _joined_metrics(messages: Sequence[Mapping[str, Any]], terms_add_up: bool) -
         is_part = name.startswith(STEPS_OF) or STEPS_OF + name in names
         if is_part or (terms_add_up and name in terms):
             joined[name] = sum(value for value, _ in values)
-        else:
-            joined[name] = _mean(values)
+        else:  # the mean over all steps of values that are means over n steps each
+            total = sum(value * n for value, n in values if n)
+            joined[name] = total / max(1, sum(n for _, n in values))
     return joined
-
-
-def _mean(values: Sequence[tuple[float, int]]) -> float:
-    """Returns the mean over all steps of values that are means over so many steps each."""
-    steps = sum(n for _, n in values)
-    return sum(value * n for value, n in values if n) / steps if steps else 0.0
 
 
 def added_in_order(vectors: Sequence[Tensor]) -> Tensor:
