@@ -20,7 +20,7 @@ from torch import Tensor
 from bench import synthetic
 from bench.sample import Measure, Sample, cpu_seconds, in_threads
 from torchbeast.collect.contract import LostStream, Source
-from torchbeast.collect.replay import OwnReplay, Replay
+from torchbeast.collect.replay import Replay
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.storages.batch import Feedback
@@ -30,7 +30,7 @@ from torchbeast.fleets.system import free_memory
 from torchbeast.on_ray.replay import joined
 from torchbeast.run.assemble import LearnerConfig
 from torchbeast.run.replay import joined_replay, make_replay, mixed_source
-from torchbeast.shared_replay.service import serving
+from torchbeast.shared_replay import serving
 
 _IN_FLIGHT = 2  # batches
 _SEED = 0
@@ -44,7 +44,7 @@ def replay(
     free = free_memory()
     online = _online(config, agent, extras)
     stored = make_replay(config, _rollouts(config, agent, extras), _SEED, online.num_bytes, free)
-    with _mixing(online, OwnReplay(stored), config, agent, supervisor) as take:
+    with _mixing(online, stored, config, agent, supervisor) as take:
         yield functools.partial(in_threads, [take], supervisor=supervisor)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from assorted import check_rollout
 from compliance.source import Running, Setup
 
-from torchbeast.collect.replay import OwnReplay
 from torchbeast.collect.replayed import MixedSource
 from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
@@ -71,7 +70,7 @@ def mixing(online: AbstractContextManager[Running], setup: Setup) -> Iterator[Ru
     with online as running:
         source = MixedSource(
             NotStarted(running.source),
-            OwnReplay(replay_of(running, setup)),
+            replay_of(running, setup),
             batch_size=setup.batch_size,
             spare_columns=SPARE,
             learn_start=0,

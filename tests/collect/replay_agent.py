@@ -17,7 +17,7 @@ from shared_running import joining
 from true_rows import Envs, empty_batch, fields
 
 from torchbeast.collect.replay import JoinRequest
-from torchbeast.shared_replay.service import SharedReplayClient
+from torchbeast.shared_replay import SharedReplayClient
 
 T, B, S, K = 4, 3, 5, 2
 COUNT = 30  # insertions before it dies
@@ -45,10 +45,10 @@ def main(path: Path, moment: str) -> None:
     envs = Envs(0, T, K)
     batches = [envs.batch([envs.next_rollout(0, i) for i in range(B)]) for _ in range(COUNT + 1)]
     for batch in batches[:-1]:
-        agent.insert(batch, slice(0, B))
+        agent.insert(batch)
         agent.fill(empty_batch(T, B + S, K), slice(B, B + S), first_walk=0)
     _arrange(agent, moment)
-    agent.insert(batches[-1], slice(0, B))
+    agent.insert(batches[-1])
     die()
 
 

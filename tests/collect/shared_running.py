@@ -8,20 +8,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from background import Background
 
 from torchbeast.collect.replay import JoinRequest
 from torchbeast.core.storages.replay.store import row_specs
-from torchbeast.shared_replay.service import Service, SharedReplayClient
+from torchbeast.shared_replay import Service, SharedReplayClient
 
 
 @contextmanager
 def service_at(path: Path, free: int | None = None) -> Iterator[Service]:
     """Serves until the end of the block; fails the test if the service fails."""
-    service = Service(path, lambda: free)
+    service = Service(path)
     read, write = os.pipe()
-    with os.fdopen(read, "rb") as ends:
+    unused = mock.patch("torchbeast.shared_replay.free_memory", lambda: free)
+    with os.fdopen(read, "rb") as ends, unused:
         serving = Background(service.run, ends)
         try:
             yield service

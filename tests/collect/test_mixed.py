@@ -24,7 +24,7 @@ from background import Background, wait_for
 from compliance.source import copy_of
 from shared_running import agent_of, joining, service_at
 
-from torchbeast.collect.replay import OwnReplay, Replay
+from torchbeast.collect.replay import Replay
 from torchbeast.collect.replayed import MixedSource
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import ArraySpec
@@ -175,9 +175,9 @@ class Recorded:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._replay, name)
 
-    def insert(self, arrays: Any, columns: slice, priorities: Any) -> None:
-        assert columns == slice(0, B)
-        self._replay.insert(arrays, columns, priorities)
+    def insert(self, arrays: Any, *, priorities: Any) -> None:
+        assert arrays["reward"].shape[1] == B
+        self._replay.insert(arrays, priorities=priorities)
         self._events.append(("inserted", int(arrays["rollout_index"][0, 0])))
 
 
@@ -186,11 +186,11 @@ class Restarted(RolloutReplay):
 
     restarts = False
 
-    def insert(self, arrays: Any, columns: slice, agent: int, priorities: Any = None) -> None:
+    def insert(self, arrays: Any, agent: int = 0, *, priorities: Any = None) -> None:
         if self.restarts:
             self.new_source(agent)
             self.restarts = False
-        super().insert(arrays, columns, agent)
+        super().insert(arrays, agent)
 
 
 def specs(is_recurrent: bool) -> dict[str, Any]:
@@ -223,7 +223,7 @@ Start = Callable[..., AbstractContextManager[Started]]
 def own(
     specs: dict[str, Any], capacity: int, seed: int, spare: int, sampling: ByPriority | None
 ) -> Iterator[Replay]:
-    yield OwnReplay(RolloutReplay(specs, capacity, 1, seed, sampling))
+    yield RolloutReplay(specs, capacity, 1, seed, sampling)
 
 
 @pytest.fixture(params=["own", "shared"])
@@ -320,7 +320,7 @@ def test_learn_start_is_reached_once() -> None:
     """A restarted environment's row 0 takes room: the replay then holds fewer steps than before."""
     full = 30 * T * B
     stored = Restarted(specs(is_recurrent=False), full)
-    with starting(lambda *_: nullcontext(OwnReplay(stored)), learn_start=full) as run:
+    with starting(lambda *_: nullcontext(stored), learn_start=full) as run:
         assert learn(run, 40)[-1].replayed is not None
         stored.restarts = True
         rollouts = learn(run, 6)
@@ -644,9 +644,8 @@ def test_the_replay_is_saved_while_no_batch_changes_it() -> None:
         learn(run, 20)
         ready = 3 + 2 * B  # of the online source, and batches 20 and 21: now all wait
         wait_for(lambda: run.source.status()["learner_queue_size"] == ready)
-        own_replay = run.replay._replay
-        assert isinstance(own_replay, OwnReplay)
-        store = own_replay._replay
+        store = run.replay._replay
+        assert isinstance(store, RolloutReplay)
 
         def save() -> None:
             with store.lock:  # as a checkpoint does

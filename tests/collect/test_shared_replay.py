@@ -18,11 +18,11 @@ from background import SOON, Background, wait_for
 from shared_running import agent_of, joining, service_at
 from true_rows import BEGUN_WITH, Batch, Envs, empty_batch, fields
 
-from torchbeast.collect.replay import JoinRequest, OwnReplay, Replay, ReplayClosed, ReplayedColumns
+from torchbeast.collect.replay import JoinRequest, Replay, ReplayClosed, ReplayedColumns
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.storages.replay.rollout_replay import NO_ROLLOUT, RolloutReplay
 from torchbeast.errors import RunError, UsageError
-from torchbeast.shared_replay.service import SharedReplayClient, key_path
+from torchbeast.shared_replay import SharedReplayClient, key_path
 
 T, B, S, K = 4, 3, 5, 2
 SPARE = slice(B, B + S)
@@ -44,7 +44,7 @@ def play(envs: Envs, agent: int) -> Batch:
 
 def insert(replay: Replay, envs: Envs, agent: int, count: int = 20) -> None:
     for _ in range(count):
-        replay.insert(play(envs, agent), slice(0, B))
+        replay.insert(play(envs, agent))
 
 
 def fill(replay: Replay, first_walk: int | None = None) -> tuple[Batch, ReplayedColumns]:
@@ -96,7 +96,7 @@ def test_a_single_agent_reads_what_its_own_replay_would_give(
     path: Path, first_walk: int | None
 ) -> None:
     envs = Envs(1, T, K)
-    own = OwnReplay(RolloutReplay(fields(T, 1, K), 300, K, seed=7))
+    own = RolloutReplay(fields(T, 1, K), 300, K, seed=7)
     truncations = 0
     with service_at(path), agent_of(path, how(replay_size=300, seed=7)) as shared:
         for replay in (own, shared):
@@ -104,7 +104,7 @@ def test_a_single_agent_reads_what_its_own_replay_would_give(
         for _ in range(60):
             batch = play(envs, 0)
             for replay in (own, shared):
-                replay.insert(batch, slice(0, B))
+                replay.insert(batch)
             assert own.stats() == shared.stats()
             if own.stats().episodes:
                 (mine, expected), (other, found) = (fill(r, first_walk) for r in (own, shared))
@@ -150,7 +150,7 @@ def test_who_joins_again_begins_anew_and_keeps_what_it_inserted(path: Path) -> N
         with agent_of(path, how("a")) as second:
             assert second.stats().size == 20 * B * T
             assert all(fill(second, first_walk=0)[1].begins)
-            second.insert(play(again, 0), slice(0, B))
+            second.insert(play(again, 0))
         check(*fill(other), envs)
         assert service.replay._numbers == {"b": 0, "a": 1}
 
@@ -209,7 +209,7 @@ def test_agents_may_have_other_batches(path: Path) -> None:
     with service_at(path), agent_of(path, how("a")) as a:
         with agent_of(path, joining(fields(T, 1, K), 1, 1, "b", frame_stack=K)) as b:
             insert(a, envs, 0)
-            b.insert(envs.batch([envs.next_rollout(1, 0)]), slice(0, 1))
+            b.insert(envs.batch([envs.next_rollout(1, 0)]))
             batch = empty_batch(T, 2, K)
             assert b.fill(batch, slice(1, 2), None) is not None
 
@@ -316,7 +316,7 @@ def test_an_agent_joins_no_service_of_another_user(
 def test_a_peer_that_says_nothing_holds_up_nobody(
     path: Path, honest: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchbeast.shared_replay.service._ANSWER_S", int(SOON))
+    monkeypatch.setattr("torchbeast.shared_replay._ANSWER_S", int(SOON))
     with connected(path), agent_of(path, how("other")) as other:
         fill(other)
 
@@ -324,7 +324,7 @@ def test_a_peer_that_says_nothing_holds_up_nobody(
 def test_an_agent_that_reads_no_answers_holds_up_nobody(
     path: Path, honest: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchbeast.shared_replay.service._ANSWER_S", 1)
+    monkeypatch.setattr("torchbeast.shared_replay._ANSWER_S", 1)
     deaf = SharedReplayClient(str(path), how("deaf"))
     with contextlib.closing(deaf):
         os.set_blocking(deaf._connection.fileno(), False)
@@ -379,7 +379,7 @@ def test_closing_ends_a_call_that_waits_for_its_answer(path: Path) -> None:
 def test_a_service_that_does_not_answer_is_told(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchbeast.shared_replay.service._ANSWER_S", 1)
+    monkeypatch.setattr("torchbeast.shared_replay._ANSWER_S", 1)
     with service_at(path) as service, agent_of(path, how()) as agent:
         with service.replay._lock, pytest.raises(RunError, match="has not answered for 1 s"):
             fill(agent)

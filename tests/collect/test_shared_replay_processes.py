@@ -17,7 +17,7 @@ from shared_running import agent_of
 from true_rows import Envs, empty_batch
 
 from torchbeast.errors import RunError
-from torchbeast.shared_replay.service import serving
+from torchbeast.shared_replay import serving
 
 LATE = 60.0  # seconds, for processes to start
 
@@ -32,13 +32,13 @@ def test_agents_go_on_when_another_is_killed(tmp_path: Path, moment: str) -> Non
             dying = subprocess.run(words, cwd=folder, timeout=LATE, capture_output=True)
             assert dying.returncode == -signal.SIGKILL, dying.stderr.decode()
             for _ in range(3):
-                living.insert(envs.batch([envs.next_rollout(1, i) for i in range(B)]), slice(0, B))
+                living.insert(envs.batch([envs.next_rollout(1, i) for i in range(B)]))
             inserted = {"joined": 0, "before the answer": COUNT + 1, "at the end": COUNT + 1}
             assert living.stats().size == B * T * (3 + inserted.get(moment, COUNT))
             if moment != "joined":
                 assert living.fill(empty_batch(T, B + S, K), slice(B, B + S), 0) is not None
         with agent_of(Path(served.address), how("dying")) as again:
-            again.insert(envs.batch([envs.next_rollout(1, i) for i in range(B)]), slice(0, B))
+            again.insert(envs.batch([envs.next_rollout(1, i) for i in range(B)]))
         assert served.failure is None
 
 
@@ -56,7 +56,7 @@ def test_a_killed_service_ends_its_agents_and_is_told_to_who_started_it(tmp_path
 def test_the_service_ends_with_its_parent_and_removes_what_it_has_made(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib\n"
-        "from torchbeast.shared_replay.service import serving\n"
+        "from torchbeast.shared_replay import serving\n"
         "with serving(pathlib.Path(sys.argv[1])) as served:\n"
         "    print(served.pid, flush=True)\n"
         "    sys.stdin.read()\n"
@@ -106,7 +106,7 @@ def test_a_service_that_cannot_start_is_told(tmp_path: Path) -> None:
 
 def test_the_service_loads_no_torch() -> None:
     code = (
-        "import sys, torchbeast.shared_replay.service\n"
+        "import sys, torchbeast.shared_replay\n"
         "print([name for name in ('torch', 'libtorchbeast', 'ray') if name in sys.modules])"
     )
     found = subprocess.run(

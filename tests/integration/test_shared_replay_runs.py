@@ -14,7 +14,7 @@ from background import wait_for
 from programs import Workshop
 
 from torchbeast.reporting.log_files import read_logs
-from torchbeast.shared_replay.service import Served, serving
+from torchbeast.shared_replay import Served, serving
 
 pytestmark = pytest.mark.long  # beside shorter tests of the same parts
 

@@ -23,7 +23,7 @@ from later import later
 from ray_clusters import small_cluster
 from true_rows import Batch, Envs, empty_batch, fields
 
-from torchbeast.collect.replay import JoinRequest, OwnReplay, Replay, ReplayClosed
+from torchbeast.collect.replay import JoinRequest, Replay, ReplayClosed
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
 from torchbeast.core.storages.replay.store import row_specs
@@ -35,12 +35,11 @@ from torchbeast.on_ray.replay import (
     joined_on_ray,
     serving_on_ray,
 )
-from torchbeast.shared_replay.service import Served
+from torchbeast.shared_replay import Served
 
 ray = pytest.importorskip("ray")
 
 T, B, S, K = 4, 3, 5, 2
-W = 2  # columns of a batch that are not the agent's
 SPARE = slice(B, B + S)
 
 
@@ -64,7 +63,7 @@ def play(envs: Envs, agent: int) -> Batch:
 
 def insert(replay: Replay, envs: Envs, agent: int, count: int = 20) -> None:
     for _ in range(count):
-        replay.insert(play(envs, agent), slice(0, B))
+        replay.insert(play(envs, agent))
 
 
 @contextmanager
@@ -95,15 +94,13 @@ class TestRayReplay:
         self, cluster: None, first_walk: int | None
     ) -> None:
         envs, truncations = Envs(1, T, K), 0
-        own = OwnReplay(RolloutReplay(fields(T, 1, K), 300, K, seed=7))
+        own = RolloutReplay(fields(T, 1, K), 300, K, seed=7)
         with serving_on_ray("alone") as served, joined(served, "a", capacity=300) as agent:
             assert agent.fill(empty_batch(T, B + S, K), SPARE, first_walk) is None
             for _ in range(40):
-                others = [envs.next_rollout(1, index) for index in range(W)]
-                mine = [envs.next_rollout(0, index) for index in range(B)]
-                batch = envs.batch([*others, *mine])
+                batch = play(envs, 0)
                 for replay in (own, agent):
-                    replay.insert(batch, slice(W, W + B))
+                    replay.insert(batch)
                 assert own.stats() == agent.stats()
                 if not own.stats().episodes:
                     continue

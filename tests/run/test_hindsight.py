@@ -87,7 +87,7 @@ def learnt(hindsight_share: float, seed: int = 5) -> float:
         joined["final_observation"] = outcome_now.final_observation or empty
         joined["env_index"] = np.tile(np.arange(ENVS), (2, 1))
         joined["rollout_index"] = np.full((2, ENVS), number)
-        replay.insert(joined, slice(0, ENVS), agent=0)
+        replay.insert(joined, agent=0)
         before = now
         for update in range(UPDATES if number > 10 else 0):
             batch = transitions_of(replay.sample(BATCH))

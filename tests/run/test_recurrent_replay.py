@@ -14,7 +14,6 @@ import torch
 from learners import impala
 from torch import Tensor
 
-from torchbeast.collect.replay import OwnReplay
 from torchbeast.collect.replayed import MixedSource
 from torchbeast.core.actors.contract import Agent, ModelInputs
 from torchbeast.core.actors.registry import make_agent
@@ -99,7 +98,7 @@ def mixed(agent: Agent) -> Iterator[MixedSource]:
     fields = RolloutSpec(agent, ("policy_logits",), T).fields()
     source = MixedSource(
         Line(agent),
-        OwnReplay(RolloutReplay(fields, 300, seed=1)),
+        RolloutReplay(fields, 300, seed=1),
         batch_size=B,
         spare_columns=SPARE,
         learn_start=0,

@@ -21,7 +21,7 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.fleet import WorkerLost
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.on_ray.config import Node, Room
-from torchbeast.shared_replay.service import Served
+from torchbeast.shared_replay import Served
 from torchbeast.sweep import __main__ as program
 from torchbeast.sweep import on_ray
 from torchbeast.sweep.config import SweepConfig

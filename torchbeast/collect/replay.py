@@ -2,8 +2,8 @@
 """The replay as sources see it, and the base class of sources with a replay.
 
 A source inserts the online columns of batches after the learner has trained on them, and lets the
-replay write windows into the spare columns of other batches. `OwnReplay` belongs to one run;
-`shared_replay/service.py` and `on_ray/replay.py` have clients of a replay that agents share.
+replay write windows into the spare columns of other batches. A `RolloutReplay` belongs
+to one run; `shared_replay.py` and `on_ray/replay.py` have clients of a replay that agents share.
 """
 
 from __future__ import annotations
@@ -11,32 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from typing import Any, Protocol
 
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.core.storages.replay.rollout_replay import Priorities as Priorities
-from torchbeast.core.storages.replay.rollout_replay import RolloutReplay, Window
+from torchbeast.core.storages.replay.rollout_replay import ReplayedColumns as ReplayedColumns
 from torchbeast.core.storages.replay.store import Arrays as Arrays
 from torchbeast.core.storages.replay.store import ReplayStats as ReplayStats
-
-AGENT = 0  # the number of the only agent of a replay that is not shared
 
 
 class ReplayClosed(Exception):
     """The replay was closed, before or during the call."""
-
-
-class ReplayedColumns(NamedTuple):
-    """Columns that were read from a replay."""
-
-    begins: list[bool]  # by column: whether its first row is an episode's
-    finals: list[np.ndarray]  # final observations, leaves [K, *shape], by column, then row
-    windows: np.ndarray  # int64 [S] names, for Priorities
-    ratios: np.ndarray  # float32 [S], see RolloutReplay.ratio
 
 
 class Replay(Protocol):
@@ -50,12 +37,12 @@ class Replay(Protocol):
         may call it.
         """
 
-    def insert(self, arrays: Arrays, columns: slice, priorities: Priorities | None = None) -> None:
-        """Stores columns of a batch; `arrays` includes its final observations.
+    def insert(self, arrays: Arrays, *, priorities: Priorities | None = None) -> None:
+        """Stores a batch; `arrays` includes its final observations.
 
         priorities: for a replay that samples by them.
 
-        Raises ValueError if they cannot be stored.
+        Raises ValueError if it cannot be stored.
         """
 
     def fill(
@@ -70,53 +57,6 @@ class Replay(Protocol):
 
     def close(self) -> None:
         """Ends every call; any thread may call it, repeatedly."""
-
-
-class OwnReplay:
-    """The replay of a single run, which another thread may save at any time."""
-
-    def __init__(self, replay: RolloutReplay) -> None:
-        self._replay = replay
-
-    def stats(self) -> ReplayStats:
-        """Returns metrics for the logs."""
-        return self._replay.stats()
-
-    def insert(self, arrays: Arrays, columns: slice, priorities: Priorities | None = None) -> None:
-        """Stores columns of a batch; see Replay."""
-        with self._replay.lock:
-            self._replay.insert(arrays, columns, AGENT, priorities)
-
-    def fill(
-        self, arrays: Arrays, columns: slice, first_walk: int | None
-    ) -> ReplayedColumns | None:
-        """Writes windows into columns; see Replay."""
-        with self._replay.lock:
-            return read_windows(self._replay, AGENT, arrays, columns, first_walk)
-
-    def close(self) -> None:
-        """Does nothing, because calls only wait until the replay is saved."""
-
-
-def read_windows(
-    replay: RolloutReplay, agent: int, arrays: Arrays, columns: slice, first_walk: int | None
-) -> ReplayedColumns | None:
-    """Writes windows into columns of a batch, see Replay.fill; agent: number of the caller."""
-    windows: list[Window] = []
-    finals: list[list[np.ndarray]] = []  # by column, then row: leaves
-    for column in range(columns.start, columns.stop):
-        walk = None if first_walk is None else first_walk + len(windows)
-        try:
-            windows.append(replay.draw() if walk is None else replay.walk(agent, walk))
-        except LookupError:
-            return None
-        finals += [leaves for _, leaves in replay.read(windows[-1], arrays, column)]
-    return ReplayedColumns(
-        [window.begins for window in windows],
-        [np.stack(leaf) for leaf in zip(*finals, strict=True)],
-        np.array([replay.name(window) for window in windows], np.int64),
-        np.array([replay.ratio(window) for window in windows], np.float32),
-    )
 
 
 _NUMBERS = ("env_index", "rollout_index")

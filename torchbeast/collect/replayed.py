@@ -63,7 +63,7 @@ import torch
 from torch import Tensor
 
 from torchbeast.collect.contract import Source
-from torchbeast.collect.replay import AGENT, Priorities, Replay, ReplayClosed, ReplayStats
+from torchbeast.collect.replay import Priorities, Replay, ReplayClosed, ReplayStats
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.nest import Nest, flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.envs.contract import joined_info
@@ -236,8 +236,8 @@ class MixedSource(WithReplay):
                 raise RunError(_NO_STATE)
             if self._beta is not None and lane.priorities is None:
                 raise RunError(_NO_PRIORITIES)
-            online = slice(0, self._batch_size)
-            self._replay.insert(_arrays_of(lane.rollout), online, lane.priorities)
+            arrays = _arrays_of(lane.rollout.columns(0, self._batch_size))
+            self._replay.insert(arrays, priorities=lane.priorities)
         lane.rollout = lane.priorities = None
         return True
 
@@ -427,7 +427,7 @@ class TransitionSource(WithReplay):
     def _insert(self, rollout: Rollout) -> None:
         """Stores a rollout. Afterwards its memory belongs to the online source again."""
         with self._replay.lock:
-            self._replay.insert(_arrays_of(rollout), slice(0, rollout.batch_size), AGENT)
+            self._replay.insert(_arrays_of(rollout))
             self._collected.add(rollout)
             self._total += rollout.env_steps
 

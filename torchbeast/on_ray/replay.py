@@ -28,7 +28,6 @@ from typing import Any
 
 from torchbeast.collect.replay import JoinRequest, Replay, ReplayClosed
 from torchbeast.errors import RunError, UsageError
-from torchbeast.fleets.system import free_memory
 from torchbeast.fleets.waiting import waiting_for
 from torchbeast.on_ray.connection import (
     FULL,
@@ -39,8 +38,13 @@ from torchbeast.on_ray.connection import (
     import_ray,
     runtime_env,
 )
-from torchbeast.shared_replay.replay import SharedReplay, SharingAgent, has_ended
-from torchbeast.shared_replay.service import Served, SharedReplayClient
+from torchbeast.shared_replay import (
+    Served,
+    SharedReplay,
+    SharedReplayClient,
+    SharingAgent,
+    has_ended,
+)
 
 ON_RAY = "ray:"  # prefix of the address of a replay on Ray
 
@@ -58,9 +62,6 @@ class TorchBeastReplay(SharedReplay):
 
     It executes calls one after the other, except `until_the_end`.
     """
-
-    def __init__(self) -> None:
-        super().__init__(free_memory)
 
     def pid(self) -> int:
         """Returns the actor's process ID."""

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from torchbeast.collect.contract import LearnerInfo, Source
-from torchbeast.collect.replay import AGENT, Join, JoinRequest, OwnReplay, Replay
+from torchbeast.collect.replay import Join, JoinRequest, Replay
 from torchbeast.collect.replayed import (
     FreeTransitions,
     MixedSource,
@@ -74,7 +74,7 @@ def with_replay(
     if config.learns_from_transitions:
         source = transition_source(online, store, config, learner.first_step)
     else:
-        source = mixed_source(online, OwnReplay(store), config, agent, at_once)
+        source = mixed_source(online, store, config, agent, at_once)
     yield source, store if config.replay.checkpoint_replay else None
 
 
@@ -183,7 +183,7 @@ def resume_replay(replay: RolloutStore, folder: Path, is_saved: bool) -> None:
             f"{path}: {error}; move it away to start with an empty replay, or use the flags with "
             "which it was saved"
         ) from error
-    replay.new_source(AGENT)
+    replay.new_source()
     say(f"The replay continues with the {replay.size:,} steps in {path}.")
 
 

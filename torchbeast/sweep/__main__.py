@@ -21,7 +21,7 @@ from torchbeast.core.base.checks import command
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, UsageError, exit_code_of, refusing_paths
 from torchbeast.reporting.run_folder import Session, session
 from torchbeast.servers.addresses import runtime_folder
-from torchbeast.shared_replay.service import Served, serving
+from torchbeast.shared_replay import Served, serving
 from torchbeast.sweep.agents import SweepPlan, agents_of, sweep_plan
 from torchbeast.sweep.config import SweepConfig, SweepFlags
 from torchbeast.sweep.on_ray import on_ray

@@ -13,6 +13,7 @@ import pytest
 from test_rollout_replay import CASES, KEYS, check_window, one_life, play_some, row_of
 from true_rows import Envs, fields
 
+from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.storages.replay.rollout_replay import ByPriority, Priorities, RolloutReplay
 
 NOTHING = np.empty(0, np.int64), np.empty(0)
@@ -27,16 +28,16 @@ def insert(replay: RolloutReplay, envs: Envs, rollouts: Any, priorities: Any) ->
         pairs = zip(rollouts, priorities, strict=True)
         chosen = [(rollout, priority) for rollout, priority in pairs if rollout[0].agent == agent]
         batch, sizes = [rollout for rollout, _ in chosen], np.array([size for _, size in chosen])
-        columns = slice(0, len(batch))
-        replay.insert(envs.batch(batch), columns, agent, Priorities(sizes, *NOTHING))
+        replay.insert(envs.batch(batch), agent, priorities=Priorities(sizes, *NOTHING))
 
 
 def set_priorities(replay: RolloutReplay, names: list[int], sizes: list[float]) -> None:
     """As an update that inserts nothing."""
-    empty = fields(replay.unroll_length, 0, 1)
-    arrays = {name: np.empty(empty[name].shape) for name in ("reward", "env_index", "truncated")}
+    specs = fields(replay.unroll_length, 0, 1)
+    arrays = map_leaves(lambda spec: np.empty(spec.shape, spec.dtype), specs)
+    arrays["final_observation"] = arrays["observation"]
     update = Priorities(np.empty(0), np.array(names), np.array(sizes))
-    replay.insert(arrays, slice(0, 0), 0, update)
+    replay.insert(arrays, priorities=update)
 
 
 @pytest.mark.parametrize(("T", "k", "capacity", "ends"), CASES)

@@ -84,15 +84,15 @@ def play(envs: Envs, keys: Sequence[tuple[int, int]], interrupt: float = 0.0) ->
 
 
 def insert(replay: RolloutReplay, envs: Envs, rollouts: Rollouts) -> None:
-    """Inserts a batch for each agent, some columns of it at a time."""
+    """Inserts one or two batches for each agent."""
     for agent in {life.agent for life, _ in rollouts}:
         mine = [rollout for rollout in rollouts if rollout[0].agent == agent]
-        batch = envs.batch(mine)
         middle = int(envs.rng.integers(len(mine) + 1))
-        replay.insert(batch, slice(0, middle), agent)
-        replay.insert(batch, slice(middle, None), agent)
-        for leaf in flatten(batch):  # its memory is used for another batch
-            leaf.reshape(-1).view(np.uint8)[...] = 170
+        for part in filter(None, (mine[:middle], mine[middle:])):
+            batch = envs.batch(part)
+            replay.insert(batch, agent)
+            for leaf in flatten(batch):  # its memory is used for another batch
+                leaf.reshape(-1).view(np.uint8)[...] = 170
 
 
 def read(replay: RolloutReplay, window: Window, k: int) -> tuple[Batch, list[Any]]:
@@ -313,7 +313,7 @@ def test_rollouts_of_another_source_continue_none() -> None:
     other = Envs(9, T, 1)
     resumed = [other.next_rollout(0, 5), other.next_rollout(0, 5)]
     replay.new_source(0)
-    replay.insert(other.batch(resumed[1:]), slice(None), 0)
+    replay.insert(other.batch(resumed[1:]), 0)
     insert(replay, envs, [envs.next_rollout(1, 5)])
     assert replay.size == 4 * T
     assert replay.stats().fill == 7 / 500, "four rollouts, and row 0 of three trajectories"

@@ -33,7 +33,7 @@ def play(replay: TransitionReplay, envs: Envs, rounds: int, interrupt: float = 0
     for _ in range(rounds):
         cut = envs.rng.random(2) < interrupt
         rollouts = [envs.next_rollout(0, env, bool(is_cut)) for env, is_cut in enumerate(cut)]
-        replay.insert(envs.batch(rollouts), slice(0, 2), agent=0)
+        replay.insert(envs.batch(rollouts), agent=0)
 
 
 def rows_of(sample: Sample, envs: Envs) -> list[tuple[Life, int]]:
@@ -250,7 +250,7 @@ def hindsight_replay(share: float, is_cut: bool = True, late: bool = False) -> T
     sampling = replace(UNIFORM, hindsight=outcome, hindsight_share=share)
     replay = TransitionReplay(goal_fields(), 8 * T, seed=3, sampling=sampling)
     for index in range(11):
-        replay.insert(counting(index, is_cut, late), slice(0, 1), agent=0)
+        replay.insert(counting(index, is_cut, late), agent=0)
     return replay
 
 
@@ -312,7 +312,7 @@ def test_rewards_unlike_those_of_the_goals_are_reported_once(
     sampling = replace(UNIFORM, hindsight=scaled, hindsight_share=0.5)
     replay = TransitionReplay(goal_fields(), 8 * T, seed=3, sampling=sampling)
     for index in range(11):
-        replay.insert(counting(index), slice(0, 1), agent=0)
+        replay.insert(counting(index), agent=0)
     for _ in range(3):
         replay.sample(50)
     reports = [record.getMessage() for record in caplog.records]

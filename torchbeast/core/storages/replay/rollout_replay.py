@@ -22,7 +22,8 @@ By priority, as in R2D2 (Kapturowski et al. 2019), windows begin where rollouts 
 
 A rollout gives the windows that it completes the priority that its first update has computed.
 
-Thread safety: none; one thread makes all calls. A window is valid until the next insert.
+Thread safety: one thread makes all calls, but another may hold the lock and save the replay, because
+`insert` and `fill` hold it too. A window is valid until the next insert.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import numpy as np
 
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.envs.frame_stack import copy_runs, runs, shifted, stack_positions
-from torchbeast.core.storages.replay.store import Arrays, RolloutStore
+from torchbeast.core.storages.replay.store import AGENT, Arrays, RolloutStore
 from torchbeast.core.storages.replay.trajectories import Trajectory
 
 
@@ -76,6 +77,15 @@ class Priorities(NamedTuple):
     read: np.ndarray
 
 
+class ReplayedColumns(NamedTuple):
+    """Columns that were read from a replay."""
+
+    begins: list[bool]  # by column: whether its first row is an episode's
+    finals: list[np.ndarray]  # final observations, leaves [K, *shape], by column, then row
+    windows: np.ndarray  # int64 [S] names, for Priorities
+    ratios: np.ndarray  # float32 [S], see RolloutReplay.ratio
+
+
 Final = tuple[int, list[np.ndarray]]  # row of a truncation; leaves of its final observation
 
 NO_ROLLOUT = -1  # the rollout_index of a window
@@ -84,10 +94,8 @@ NO_ROLLOUT = -1  # the rollout_index of a window
 class RolloutReplay(RolloutStore):
     """Rollouts joined to episodes, at most `capacity` transitions.
 
-        replay.insert(arrays, slice(0, 8), agent=0)
-        if replay.stats().episodes:
-            window = replay.draw()                   or replay.walk(0, 0), for recurrent networks
-            finals = replay.read(window, batch, column=8)
+        replay.insert(arrays)
+        columns = replay.fill(batch, slice(8, 16), first_walk=None)
 
     `arrays` and `batch` are dicts of numpy arrays [T+1, B, ...] by field of Rollout, and may be
     views of torch's memory. Walks are not saved: the recurrent states that belong to them are not.
@@ -107,17 +115,17 @@ class RolloutReplay(RolloutStore):
         super().__init__(fields, capacity, frame_stack, seed, exponent)
 
     def insert(
-        self, arrays: Arrays, columns: slice, agent: int, priorities: Priorities | None = None
+        self, arrays: Arrays, agent: int = AGENT, *, priorities: Priorities | None = None
     ) -> None:
-        """Stores columns of a batch, see RolloutStore, and sets priorities."""
-        if priorities is None:
-            super().insert(arrays, columns, agent)
-            return
-        first = columns.indices(arrays["reward"].shape[1])[0]
-        for column, priority in enumerate(priorities.inserted, start=first):
-            super().insert(arrays, slice(column, column + 1), agent)
-            self._open_windows(self._open[agent, int(arrays["env_index"][0, column])], priority)
-        self._set_priorities(priorities.windows, priorities.read)
+        """Stores a batch of rollouts, see RolloutStore, and sets priorities."""
+        with self.lock:
+            if priorities is None:
+                super().insert(arrays, agent)
+                return
+            inserted = self._inserted(arrays, agent)
+            for trajectory, priority in zip(inserted, priorities.inserted, strict=True):
+                self._open_windows(trajectory, priority)
+            self._set_priorities(priorities.windows, priorities.read)
 
     def _open_windows(self, trajectory: Trajectory, priority: float) -> None:
         """Gives the windows that end in a trajectory's newest chunk their first priority."""
@@ -134,6 +142,36 @@ class RolloutReplay(RolloutStore):
         self._walks: dict[tuple[int, int], tuple[int, int]] = {}
 
     # --- sampling
+
+    def fill(
+        self, batch: Arrays, columns: slice, first_walk: int | None, agent: int = AGENT
+    ) -> ReplayedColumns | None:
+        """Writes a window into each of these columns of a batch. Returns None until the replay
+        holds a complete episode, or by priority a complete rollout.
+
+        first_walk: number of the walk that continues in the first column; the walks after it
+            continue in the columns after it. None: any windows, for a network without memory.
+        agent: number of the agent that learns from them.
+        """
+        windows: list[Window] = []
+        finals: list[list[np.ndarray]] = []  # by column, then row: leaves
+        with self.lock:
+            for number, column in enumerate(range(columns.start, columns.stop)):
+                try:
+                    walk = None if first_walk is None else first_walk + number
+                    windows.append(self.draw() if walk is None else self.walk(agent, walk))
+                except LookupError:
+                    return None
+                finals += [leaves for _, leaves in self.read(windows[-1], batch, column)]
+            return ReplayedColumns(
+                [window.begins for window in windows],
+                [np.stack(leaf) for leaf in zip(*finals, strict=True)],
+                np.array([self.name(window) for window in windows], np.int64),
+                np.array([self.ratio(window) for window in windows], np.float32),
+            )
+
+    def close(self) -> None:
+        """Does nothing, because calls only wait until the replay is saved."""
 
     def draw(self) -> Window:
         """Returns a window that begins at any row of any episode, both drawn uniformly, for which T

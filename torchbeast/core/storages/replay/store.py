@@ -11,7 +11,8 @@ from __future__ import annotations
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from torchbeast.core.storages.replay.trajectories import Trajectory, TrajectoryR
 Arrays = Mapping[str, Any]  # a field of Rollout -> its nest of arrays
 
 
+AGENT = 0  # the number of the only agent of a replay that is not shared
 _MANY_ENVIRONMENTS = 10_000  # more may have left the run
 _PRIORITIES = "has_priorities"  # in the header of a file
 _SMALLEST = 1e-6  # priority, so that everything is sampled now and then
@@ -88,7 +90,7 @@ class ReplayStats(NamedTuple):
 class RolloutStore(ABC):
     """Rollouts joined to trajectories, at most `capacity` transitions.
 
-        store.insert(arrays, slice(0, 8), agent=0)
+        store.insert(arrays)
 
     `arrays` is a dict of numpy arrays [T+1, B, ...] by field of Rollout, which may be views of
     torch's memory.
@@ -114,7 +116,6 @@ class RolloutStore(ABC):
         self.unroll_length = fields["reward"].shape[0] - 1
         self.capacity = capacity
         self.frame_stack = frame_stack
-        self.bytes_per_transition = bytes_per_transition(fields, frame_stack)
         self._specs = row_specs(fields, frame_stack)
         num_chunks = capacity // self.unroll_length
         self._ring = TrajectoryRing(self._specs, self.unroll_length, num_chunks)
@@ -150,23 +151,27 @@ class RolloutStore(ABC):
 
     # --- inserting
 
-    def insert(self, arrays: Arrays, columns: slice, agent: int) -> None:
-        """Stores columns of a batch of rollouts.
+    def insert(self, arrays: Arrays, agent: int = AGENT) -> None:
+        """Stores a batch of rollouts.
 
-        arrays: with final_observation, leaves [K, *shape] of the truncations in rows 1..T of all
-        columns, by column, then row. agent: number of the agent that acted.
+        arrays: with final_observation, leaves [K, *shape] of the truncations in rows 1..T, by
+        column, then row. agent: number of the agent that acted.
 
         A rollout whose rollout_index does not follow its environment's last one begins a new
         trajectory.
         """
+        for _ in self._inserted(arrays, agent):
+            pass
+
+    def _inserted(self, arrays: Arrays, agent: int) -> Iterator[Trajectory]:
+        """Stores one column after the other, and yields its trajectory."""
         leaves = flatten({name: arrays[name] for name in self._ring.fields})
         stacks, finals = flatten(arrays["observation"]), flatten(arrays["final_observation"])
         ends = [0, *arrays["truncated"][1:].sum(axis=0).cumsum().tolist()]
-        for column in range(*columns.indices(len(ends) - 1)):
+        for column, (start, end) in enumerate(pairwise(ends)):
             rows = [leaf[:, column] for leaf in leaves]
             rows += [newest(stack[:, column], self.frame_stack) for stack in stacks]
-            own = slice(ends[column], ends[column + 1])
-            frames = [newest(leaf[own], self.frame_stack).copy() for leaf in finals]
+            frames = [newest(leaf[start:end], self.frame_stack).copy() for leaf in finals]
             env_index = int(arrays["env_index"][0, column])
             rollout = int(arrays["rollout_index"][0, column])
             trajectory = self._open.get((agent, env_index))
@@ -174,10 +179,11 @@ class RolloutStore(ABC):
                 new = Trajectory(agent, env_index, rollout, self.unroll_length)
                 trajectory = self._begin(new, rows)
             trajectory.rollout = rollout
-            self._append(trajectory, rows, frames if own.start < own.stop else [])
+            self._append(trajectory, rows, frames if start < end else [])
             self.inserted += self.unroll_length
+            yield trajectory
 
-    def new_source(self, agent: int) -> None:
+    def new_source(self, agent: int = AGENT) -> None:
         """Announces that the agent's next rollouts are from another source, such as a resumed
         run's, which counts them from zero: none of them follows one that is stored.
         """

@@ -59,7 +59,8 @@ class Sampling:
 
     def extra_bytes(self, capacity: int) -> int:
         """Returns the bytes that a transition takes in addition to its row."""
-        tree = bytes_per_entry(capacity) if self.priority_exponent else 0
+        leaves = 1 << max(0, capacity - 1).bit_length() if self.priority_exponent else 0
+        tree = -(-16 * leaves // capacity)  # two float64 for each leaf of the SumTree
         return tree + (4 if self.hindsight is not None else 0)
 
 
@@ -86,7 +87,7 @@ class TransitionReplay(RolloutStore):
     """Transitions of any number of environments, at most `capacity`.
 
     replay = TransitionReplay(fields, capacity, sampling=sampling)
-    replay.insert(arrays, slice(0, 8), agent=0)
+    replay.insert(arrays)
     sample = replay.sample(256)
     """
 
@@ -365,8 +366,3 @@ def importance_weights(probabilities: np.ndarray, beta: float) -> np.ndarray:
     """
     weights = (probabilities / probabilities.min()) ** -beta
     return weights.astype(np.float32)
-
-
-def bytes_per_entry(size: int) -> int:
-    """Returns the bytes of a SumTree for each of `size` entries, rounded up."""
-    return -(-16 * (1 << max(0, size - 1).bit_length()) // size)
