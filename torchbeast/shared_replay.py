@@ -96,7 +96,7 @@ class SharedReplay:
     def __init__(self) -> None:
         """Makes a replay without memory. The first agent that joins determines its capacity."""
         self._lock = threading.RLock()
-        self._replay: RolloutReplay | None = None
+        self._replay: RolloutReplay  # made for the first agent
         self._first: JoinRequest | None = None
         self._numbers: dict[str, int] = {}  # of agents, by name
         self._joined = itertools.count()
@@ -136,7 +136,7 @@ class SharedReplay:
         """
         with self._lock:
             self._check_present(ticket)
-            self._used.insert(arrays, ticket.agent)
+            self._replay.insert(arrays, ticket.agent)
             return self.stats()
 
     def fill(
@@ -149,13 +149,13 @@ class SharedReplay:
             self._check_present(ticket)
             windows = self._windows[ticket]
             columns = slice(0, windows["reward"].shape[1])
-            filled = self._used.fill(windows, columns, first_walk, ticket.agent)
+            filled = self._replay.fill(windows, columns, first_walk, ticket.agent)
             return filled, {} if filled is None else windows, self.stats()
 
     def stats(self) -> ReplayStats:
         """Returns metrics for logs and for the agents."""
         with self._lock:
-            return self._used.stats()
+            return self._replay.stats()
 
     def _check_present(self, ticket: Ticket) -> None:
         """Raises RunError if another run has joined under the agent's name."""
@@ -164,13 +164,8 @@ class SharedReplay:
 
     def _forget(self, ticket: Ticket) -> None:
         del self._windows[ticket]
-        self._used.new_source(ticket.agent)
-        self._used.forget_walks(ticket.agent)
-
-    @property
-    def _used(self) -> RolloutReplay:
-        assert self._replay is not None, "no agent has joined"
-        return self._replay
+        self._replay.new_source(ticket.agent)
+        self._replay.forget_walks(ticket.agent)
 
     def _made_for(self, joining: JoinRequest) -> RolloutReplay:
         fields = joining.batch(1)

@@ -22,7 +22,7 @@ By priority, as in R2D2 (Kapturowski et al. 2019), windows begin where rollouts 
 
 A rollout gives the windows that it completes the priority that its first update has computed.
 
-Thread safety: one thread makes all calls, but another may hold the lock and save the replay, because
+Thread safety: one thread makes all calls, but another may hold the lock and save the replay:
 `insert` and `fill` hold it too. A window is valid until the next insert.
 """
 
@@ -85,8 +85,6 @@ class ReplayedColumns(NamedTuple):
     windows: np.ndarray  # int64 [S] names, for Priorities
     ratios: np.ndarray  # float32 [S], see RolloutReplay.ratio
 
-
-Final = tuple[int, list[np.ndarray]]  # row of a truncation; leaves of its final observation
 
 NO_ROLLOUT = -1  # the rollout_index of a window
 
@@ -162,7 +160,7 @@ class RolloutReplay(RolloutStore):
                     windows.append(self.draw() if walk is None else self.walk(agent, walk))
                 except LookupError:
                     return None
-                finals += [leaves for _, leaves in self.read(windows[-1], batch, column)]
+                finals += self.read(windows[-1], batch, column)
             return ReplayedColumns(
                 [window.begins for window in windows],
                 [np.stack(leaf) for leaf in zip(*finals, strict=True)],
@@ -260,9 +258,9 @@ class RolloutReplay(RolloutStore):
 
     # --- reading
 
-    def read(self, window: Window, batch: Arrays, column: int) -> list[Final]:
-        """Writes a window into a column of a batch, and returns the final observations of the
-        truncations in its rows 1..T, in order.
+    def read(self, window: Window, batch: Arrays, column: int) -> list[list[np.ndarray]]:
+        """Writes a window into a column of a batch, and returns the leaves of the final
+        observations of the truncations in its rows 1..T, in order.
 
         batch: the fields that were inserted. `rollout_index` becomes NO_ROLLOUT.
         """
@@ -296,12 +294,12 @@ class RolloutReplay(RolloutStore):
 
     def _finals(
         self, window: Window, truncated: np.ndarray, stacks: list[np.ndarray]
-    ) -> list[Final]:
+    ) -> list[list[np.ndarray]]:
         """Returns the final observations of truncations in rows 1..T; truncated: [T+1]."""
-        finals: list[Final] = []
+        finals = []
         for row in (1 + np.flatnonzero(truncated[1:])).tolist():
             newest = self._ring.final(window.trajectory.row(window.position + row))
             pairs = zip(stacks, newest, strict=True)
             whole = [shifted(old[row - 1 : row], new[None], self.frame_stack) for old, new in pairs]
-            finals.append((row, [leaf[0] for leaf in whole]))
+            finals.append([leaf[0] for leaf in whole])
         return finals

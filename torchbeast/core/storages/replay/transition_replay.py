@@ -114,6 +114,8 @@ class TransitionReplay(RolloutStore):
         names, starts = self._draw(count)
         rewards, num_joined, last = self._joined(names)
         observation = self._observations(self._stack_rows(starts))
+        ring_rows = self._ring_rows(names)
+        is_uniform = self._exponent is None
         drawn = Sample(
             names=names,
             observation=observation,
@@ -125,7 +127,7 @@ class TransitionReplay(RolloutStore):
             next_observation=self._next_observations(last),
             extras=self._rows_of("extras", names),
             policy_version=self._rows_of("policy_version", names),
-            probabilities=self._probabilities(names),
+            probabilities=np.ones(count) if is_uniform else self._tree.priorities(ring_rows),
         )
         self.sampled += count
         return self._with_other_goals(drawn, starts)
@@ -170,11 +172,6 @@ class TransitionReplay(RolloutStore):
         known: np.ndarray = (starts >= 0) & ~self._ring.begin_trajectories(names)
         known[known] = (self._stack_rows(starts[known]) >= 0).all(axis=1)
         return known & ~is_reset(*(self._rows_of(name, names) for name in ("done", "episode_step")))
-
-    def _probabilities(self, names: np.ndarray) -> np.ndarray:
-        if self._exponent is None:
-            return np.ones(len(names))
-        return self._tree.priorities(self._ring_rows(names))
 
     # --- reading
 
