@@ -562,7 +562,7 @@ def test_a_rollout_that_cannot_be_stored_ends_the_run_with_the_reason(started: S
     assert "these are no stacks" in str(failure)
 
 
-def _refuse(*_: Any) -> None:
+def _refuse(*_: Any, **__: Any) -> None:
     raise ValueError("these are no stacks")
 
 

@@ -157,6 +157,10 @@ class ActorAndCritics(OffPolicy):
         self.critics = self.actor.make_critics().to(self.actor.epsilon.device)
         self.target = Target(self.critics, config.target_rate, target_period)
         self.models |= {"critics": self.critics, "target": self.target}
+        self.optimisers = {
+            "actor": config.optimiser.make(actor.parameters()),
+            "critics": config.optimiser.make(self.critics.parameters()),
+        }
 
     def observe(self, batch: Transitions) -> None:
         """Adds the batch to the running statistics of the actor and the critics."""

@@ -19,16 +19,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from torchbeast.core import losses, returns
+from torchbeast.core.actors.contract import ModelInputs, ModelOutput
 from torchbeast.core.actors.off_policy import QNetwork
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import PQNConfig
 from torchbeast.core.algos.off_policy import EpsilonGreedy
 from torchbeast.core.algos.on_policy import rewards_and_discounts, shuffled
-from torchbeast.core.algos.unroll import inputs_of_rows
+from torchbeast.core.algos.unroll import policies_and_values, unroll
 from torchbeast.core.base.nest import Nest, map_leaves
 from torchbeast.core.losses import Mean
 from torchbeast.core.storages.rollout import Rollout
@@ -57,9 +57,9 @@ class PQN(EpsilonGreedy[Rollout]):
 
     def prepare(self, batch: Rollout) -> Rollout:
         """Adds value_targets to the extras, [T+1, B] like the actions that they belong to."""
-        values = self._q_values(batch, len(batch.reward)).amax(-1)
+        _, values, final_values, _ = unroll(self._model, batch)
         targets = returns.value_targets(
-            **rewards_and_discounts(self.config, batch, self._final_values(batch)),
+            **rewards_and_discounts(self.config, batch, final_values),
             values=values[:-1],
             bootstrap_value=values[-1],
             lambda_=self.config.q_lambda,
@@ -74,7 +74,7 @@ class PQN(EpsilonGreedy[Rollout]):
 
     def losses(self, minibatch: Rollout) -> Losses:
         """Returns value_loss, and as metrics the mean value and the mean absolute error."""
-        q_values = self._q_values(minibatch, minibatch.unroll_length)
+        q_values, _ = policies_and_values(self._model, minibatch)
         actions = map_leaves(lambda leaf: leaf[1:], minibatch.action)
         index = self.actor.distribution.features(actions).bool()
         values = q_values[index].view(q_values.shape[:-1])
@@ -86,17 +86,8 @@ class PQN(EpsilonGreedy[Rollout]):
         }
         return Losses({"value_loss": losses.baseline_loss(errors, self.reduction, mask)}, metrics)
 
-    def _q_values(self, rollout: Rollout, num_rows: int) -> Tensor:
-        """Returns Q [num_rows, B, n] of the first rows, float32."""
-        seen = inputs_of_rows(rollout, 0, num_rows).observation
-        flat: Nest[Tensor] = map_leaves(lambda leaf: leaf.flatten(0, 1), seen)
-        return self.actor(flat).float().view(num_rows, -1, self.actor.distribution.num_params)
-
-    @torch.no_grad()
-    def _final_values(self, rollout: Rollout) -> Tensor:
-        """Returns max_a Q [T, B] of final observations where an episode was truncated, else 0."""
-        values = torch.zeros_like(rollout.reward[1:])
-        rows, columns = rollout.truncations()
-        if len(rows):
-            values[rows - 1, columns] = self.actor(rollout.final_observation).float().amax(-1)
-        return values
+    def _model(self, inputs: ModelInputs, state: Nest[Tensor]) -> ModelOutput:
+        """Returns Q [T', B, n] in place of policies, and as values max_a Q, both float32."""
+        flat: Nest[Tensor] = map_leaves(lambda leaf: leaf.flatten(0, 1), inputs.observation)
+        q_values = self.actor(flat).float().view(*inputs.reward.shape, -1)
+        return ModelOutput(q_values, q_values.amax(-1), state)

@@ -69,10 +69,7 @@ class SAC(ActorAndCritics):
         super().__init__(actor, config, config.target_period)
         self.temperature = Temperature(config.temperature).to(self.actor.epsilon.device)
         self.models["temperature"] = self.temperature
-        self.optimisers = {
-            name: config.optimiser.make(self.models[name].parameters())
-            for name in ("actor", "critics", "temperature")
-        }
+        self.optimisers["temperature"] = config.optimiser.make(self.temperature.parameters())
 
     @classmethod
     def check_actor(cls, actor: Actor, config: SACConfig) -> None:

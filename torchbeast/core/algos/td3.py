@@ -53,10 +53,6 @@ class TD3(ActorAndCritics):
         self.actor.noise.fill_(config.exploration_noise)
         self.target_actor = Target(self.actor, config.target_rate, period)
         self.models["target_actor"] = self.target_actor
-        self.optimisers = {
-            name: config.optimiser.make(self.models[name].parameters())
-            for name in ("actor", "critics")
-        }
 
     def losses(self, minibatch: Transitions) -> Losses:
         """Returns critic_loss, in every policy_period-th step actor_loss, and the mean value."""

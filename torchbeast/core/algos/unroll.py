@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.contract import ModelInputs, ModelOutput
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.storages.rollout import Rollout
 
@@ -78,11 +78,11 @@ def unroll(model: Model, rollout: Rollout, burn_in: int = 0) -> Unrolled:
     return Unrolled(logits, values, final_values, final_state)
 
 
-def policies_and_values(model: ActorCritic, rollout: Rollout) -> tuple[Tensor, Tensor]:
+def policies_and_values(model: Model, rollout: Rollout) -> tuple[Tensor, Tensor]:
     """Returns a model's policies and values before each of the T actions, without the last row.
 
     Args:
-        model: The actor-critic.
+        model: The actor-critic, or a function with its signature.
         rollout: Rollouts of T steps in B columns.
 
     Returns:

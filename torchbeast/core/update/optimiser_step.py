@@ -350,26 +350,20 @@ class OptimiserStep(Generic[BatchT]):
 
     def _backward(self, terms: Mapping[str, Tensor]) -> Tensor:
         """Adds the gradients of each optimiser's terms to its own parameters; returns the total."""
-        totals = self._totals(terms)
-        for number, (minimiser, total) in enumerate(totals, start=1):
-            trained = [p for p in minimiser.parameters if p.requires_grad]
+        only = self._minimisers[0].name if len(self._minimisers) == 1 else None
+        owners = {term: only or self.algo.minimised_by[term] for term in terms}
+        totals = []
+        for minimiser in self._minimisers:
+            own = [loss for term, loss in terms.items() if owners[term] == minimiser.name]
+            if own:
+                totals.append((minimiser.parameters, torch.stack(own).sum()))
+        for number, (parameters, total) in enumerate(totals, start=1):
+            trained = [p for p in parameters if p.requires_grad]
             if total.requires_grad:  # else its terms depend on frozen parameters only
                 total.backward(  # type: ignore[no-untyped-call]
                     inputs=trained, retain_graph=number < len(totals)
                 )
         return torch.stack([total for _, total in totals]).sum()
-
-    def _totals(self, terms: Mapping[str, Tensor]) -> list[tuple[_Minimiser, Tensor]]:
-        """Returns the sum of each optimiser's terms, for optimisers that have terms."""
-        losses: dict[str, list[Tensor]] = {minimiser.name: [] for minimiser in self._minimisers}
-        only = self._minimisers[0].name if len(self._minimisers) == 1 else None
-        for term, loss in terms.items():
-            losses[only or self.algo.minimised_by[term]].append(loss)
-        return [
-            (minimiser, torch.stack(losses[minimiser.name]).sum())
-            for minimiser in self._minimisers
-            if losses[minimiser.name]
-        ]
 
     def _check_finite(self, metrics: Mapping[str, float]) -> None:
         """Raises NonFiniteError unless terms, their sum and the gradients are finite.

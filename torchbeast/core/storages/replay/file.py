@@ -34,9 +34,7 @@ class ReplayWriter:
         self._file = file
         self._checksum = 0
         text = json.dumps({"format": FORMAT, **header}).encode()
-        self._write(_MAGIC)
-        self._write(len(text).to_bytes(8, "little"))
-        self._write(text)
+        self._write(_MAGIC + len(text).to_bytes(8, "little") + text)
 
     def array(self, array: np.ndarray) -> None:
         """Writes a contiguous array."""
@@ -92,11 +90,8 @@ class ReplayReader:
         return bytes(data)
 
     def _read_into(self, data: memoryview) -> None:
-        filled = 0
-        while filled < len(data):
-            count = self._file.readinto(data[filled:])  # type: ignore[attr-defined]
-            require(count, "the file ends too early")
-            filled += count
+        count = self._file.readinto(data)  # type: ignore[attr-defined]
+        require(count == len(data), "the file ends too early")
         self._checksum = zlib.crc32(data, self._checksum)
 
 
