@@ -16,8 +16,8 @@ from torchbeast import monobeast, zoo
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
+from torchbeast.core.algos.config import Schedule
 from torchbeast.core.algos.optimisers import RMSprop
-from torchbeast.core.algos.schedules import Schedule
 from torchbeast.errors import UsageError
 from torchbeast.zoo import NAMES, PRESETS, Record, ShippedAgent
 

@@ -42,9 +42,8 @@ from torchbeast.cli import resuming
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.cli.resuming import kinds
 from torchbeast.collect.config import ActorsConfig, usual_batch_size
-from torchbeast.core.algos.config import OTHER_NAMES, recorded, usual_of, with_values
+from torchbeast.core.algos.config import OTHER_NAMES, SHAPES, Shape, recorded, usual_of, with_values
 from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, spelt
-from torchbeast.core.algos.schedules import SHAPES, Shape
 from torchbeast.core.base.checks import names_with
 from torchbeast.core.base.specs import SpecError
 from torchbeast.envs.spec import is_pool

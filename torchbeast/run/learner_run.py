@@ -21,9 +21,8 @@ from torchbeast.collect.config import RolloutConfig, usual_batch_size
 from torchbeast.collect.contract import Source
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import describe_agent
-from torchbeast.core.algos.config import IMPALAConfig, recorded
+from torchbeast.core.algos.config import SHAPES, IMPALAConfig, recorded, schedules_of
 from torchbeast.core.algos.registry import DEFAULT
-from torchbeast.core.algos.schedules import SHAPES, schedules_of
 from torchbeast.core.update.optimiser_step import RATE, NonFiniteError
 from torchbeast.envs.env_process import EnvProcess, Outcome, outcome_in, outcome_of
 from torchbeast.errors import UsageError

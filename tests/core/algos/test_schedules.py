@@ -13,9 +13,15 @@ from learners import impala, ppo
 from test_ppo import TinyNet
 from torch import Tensor
 
-from torchbeast.core.algos.config import DQNConfig, IMPALAConfig, OptimiserConfig, PPOConfig
+from torchbeast.core.algos.config import (
+    DQNConfig,
+    IMPALAConfig,
+    OptimiserConfig,
+    PPOConfig,
+    Schedule,
+    Shape,
+)
 from torchbeast.core.algos.ppo import PPO
-from torchbeast.core.algos.schedules import Schedule, Shape
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import UsageError
 

@@ -168,7 +168,7 @@ class Algorithm(ABC, Generic[BatchT]):
             optimiser sees only the gradients of its terms with respect to its parameters.
         actor: The network that acts.
         config: The hyperparameters. A setting with a schedule has its value for the next update;
-            see `core/algos/schedules.py`.
+            see `core/algos/config.py`.
         models: Models by name. "actor" is the one that acts, and whose weights are published.
         optimisers: Optimisers by name.
         counters: Counts of the run before the present update, for schedules. OptimiserStep keeps

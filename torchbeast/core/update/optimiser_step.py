@@ -22,8 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.algos.base import Algorithm, BatchT, Counters, Optimizer, check_scalars
-from torchbeast.core.algos.config import StepConfig, settings_of, with_values
-from torchbeast.core.algos.schedules import Schedule, schedules_of
+from torchbeast.core.algos.config import (
+    Schedule,
+    StepConfig,
+    schedules_of,
+    settings_of,
+    with_values,
+)
 from torchbeast.core.losses import Mean
 from torchbeast.core.storages.batch import NO_FEEDBACK, Feedback
 from torchbeast.core.storages.rollout import Rollout
