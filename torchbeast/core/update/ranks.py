@@ -198,9 +198,8 @@ class Statistics:
 
     def __init__(self, algo: Algorithm[Any]) -> None:
         self._algo = algo
-        modules = [module for model in algo.models.values() for module in model.modules()]
-        norms = [module for module in modules if isinstance(module, RunningNorm)]
-        self._norms = list(dict.fromkeys(norms))  # a module may be in two models
+        modules = nn.ModuleDict(algo.models).modules()  # once each, though two models may share one
+        self._norms = [module for module in modules if isinstance(module, RunningNorm)]
 
     def observed(self, batch: Batch) -> list[Moments]:
         """Adds a batch, and returns what it adds to each RunningNorm.

@@ -265,24 +265,18 @@ class RolloutReplay(RolloutStore):
         batch: the fields that were inserted. `rollout_index` becomes NO_ROLLOUT.
         """
         positions = np.arange(window.position, window.position + self.unroll_length + 1)
-        self._read_others(window.trajectory, positions, batch, column)
+        rows = runs(self._ring.ring_rows_at(window.trajectory, positions))
+        leaves = flatten({name: batch[name] for name in self._ring.fields})
+        for leaf, source in zip(leaves, self._ring.others, strict=True):
+            copy_runs(leaf[:, column], source, rows)
+        batch["env_index"][:, column] = window.trajectory.env_index
+        batch["rollout_index"][:, column] = NO_ROLLOUT
         starts = np.where(batch["done"][:, column], positions, window.episode)
         frames = stack_positions(positions, np.maximum.accumulate(starts), self.frame_stack)
         stacks = [leaf[:, column] for leaf in flatten(batch["observation"])]
         self._read_stacks(self._ring.ring_rows_at(window.trajectory, frames), stacks)
         self.sampled += self.unroll_length
         return self._finals(window, batch["truncated"][:, column], stacks)
-
-    def _read_others(
-        self, trajectory: Trajectory, positions: np.ndarray, batch: Arrays, column: int
-    ) -> None:
-        """Writes all fields but the observation."""
-        rows = runs(self._ring.ring_rows_at(trajectory, positions))
-        leaves = flatten({name: batch[name] for name in self._ring.fields})
-        for leaf, source in zip(leaves, self._ring.others, strict=True):
-            copy_runs(leaf[:, column], source, rows)
-        batch["env_index"][:, column] = trajectory.env_index
-        batch["rollout_index"][:, column] = NO_ROLLOUT
 
     def _read_stacks(self, frame_rows: np.ndarray, stacks: list[np.ndarray]) -> None:
         """Copies frames to stacks [T+1, k * C, ...]; frame_rows: their ring rows [T+1, k]."""

@@ -29,7 +29,6 @@ Arrays = Mapping[str, Any]  # a field of Rollout -> its nest of arrays
 
 AGENT = 0  # the number of the only agent of a replay that is not shared
 _MANY_ENVIRONMENTS = 10_000  # more may have left the run
-_PRIORITIES = "has_priorities"  # in the header of a file
 _SMALLEST = 1e-6  # priority, so that everything is sampled now and then
 
 
@@ -232,7 +231,6 @@ class RolloutStore(ABC):
     def save(self, file: BinaryIO) -> None:
         """Writes the contents and the state of sampling, chunk by chunk."""
         trajectories = self._ring.trajectories(self._open.values())
-        rows = np.array(self._ring.rows, np.int64) % self._ring.num_rows
         has_priorities = self._exponent is not None
         header = {
             **self._description(),
@@ -243,13 +241,14 @@ class RolloutStore(ABC):
             "inserted": self.inserted,
             "sampled": self.sampled,
             **self._sampling_state(),
-            _PRIORITIES: has_priorities,
+            "has_priorities": has_priorities,
             "generator": self._generator.bit_generator.state,
         }
         writer = ReplayWriter(file, header)
         self._ring.write(writer, trajectories)
         writer.array(np.array(self._ring.episodes.rows, np.int64))
         if has_priorities:
+            rows = np.array(self._ring.rows, np.int64) % self._ring.num_rows
             writer.array(self._tree.priorities(rows))
         writer.end()
 
@@ -280,7 +279,7 @@ class RolloutStore(ABC):
         self._ring.read(reader, trajectories, chunks)
         require(count <= chunks * self.unroll_length, f"it cannot have {count} episodes")
         order = reader.array((count,), "int64").tolist()
-        has_priorities = bool(header[_PRIORITIES])
+        has_priorities = bool(header["has_priorities"])
         saved = reader.array((chunks * self.unroll_length * has_priorities,), "float64")
         reader.end()
         self._ring.episodes.reorder([row for row in order if row in self._ring.episodes])
@@ -306,11 +305,13 @@ class RolloutStore(ABC):
 
     def _description(self) -> dict[str, Any]:
         """Returns what a file and the replay that loads it must have in common, as JSON values."""
-        return {
-            "unroll_length": self.unroll_length,
-            "frame_stack": self.frame_stack,
-            "rows": described(self._specs),
-        }
+        # A line for each leaf of a row, such as "action int64 []": the same bytes mean the same.
+        rows = [
+            f"{name} {leaf.dtype} {list(leaf.shape)} {sys.byteorder}-endian"
+            for name, nest in sorted(self._specs.items())
+            for leaf in flatten(nest)
+        ]
+        return {"unroll_length": self.unroll_length, "frame_stack": self.frame_stack, "rows": rows}
 
     # --- what the kinds of replay define
 
@@ -357,14 +358,3 @@ def bytes_per_transition(fields: Mapping[str, Any], frame_stack: int) -> int:
     observation in addition. Takes the arguments of `row_specs`.
     """
     return num_bytes(row_specs(fields, frame_stack))
-
-
-def described(rows: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each leaf of `row_specs`, such as "action int64 []"; two lists are equal
-    if the same bytes mean the same in both.
-    """
-    return [
-        f"{name} {leaf.dtype} {list(leaf.shape)} {sys.byteorder}-endian"
-        for name, nest in sorted(rows.items())
-        for leaf in flatten(nest)
-    ]
