@@ -21,6 +21,7 @@ from bench import synthetic
 from bench.sample import Measure, Sample, cpu_seconds, in_threads
 from torchbeast.collect.contract import LostStream, Source
 from torchbeast.collect.replay import Replay
+from torchbeast.collect.shared_replay import serving
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.storages.batch import Feedback
@@ -30,7 +31,6 @@ from torchbeast.fleets.system import free_memory
 from torchbeast.on_ray.replay import joined
 from torchbeast.run.assemble import LearnerConfig
 from torchbeast.run.replay import joined_replay, make_replay, mixed_source
-from torchbeast.shared_replay import serving
 
 _IN_FLIGHT = 2  # batches
 _SEED = 0

@@ -224,7 +224,7 @@ SPECS = ("torchbeast.core.base.specs", "torchbeast.envs.spec")  # have Configs t
             ["torchbeast.raybeast", "torchbeast.on_ray.fleet"],
             [
                 *("ray", "libtorchbeast", "nest", "torchbeast.collect.worker"),
-                *("torchbeast.gradients", "torchbeast.servers", "torchbeast.shared_replay"),
+                *("torchbeast.gradients", "torchbeast.servers", "torchbeast.collect.shared_replay"),
             ],
         ),
         (
@@ -235,7 +235,7 @@ SPECS = ("torchbeast.core.base.specs", "torchbeast.envs.spec")  # have Configs t
                 *("torchbeast.run.replicas", "torchbeast.schemes", "torchbeast.collect.local"),
                 *("torchbeast.collect.replayed", "torchbeast.servers", "torchbeast.envs.atari"),
                 *("torchbeast.collect.worker", "torchbeast.core.storages.replay"),
-                *("torchbeast.gradients", "torchbeast.on_ray", "torchbeast.shared_replay"),
+                *("torchbeast.gradients", "torchbeast.on_ray", "torchbeast.collect.shared_replay"),
             ],
         ),
         (
@@ -243,7 +243,7 @@ SPECS = ("torchbeast.core.base.specs", "torchbeast.envs.spec")  # have Configs t
             [
                 *("torchbeast.core.update.torch_ranks", "torchbeast.run.replicas"),
                 *("torchbeast.on_ray.fleet", "torchbeast.gradients.worker"),
-                *("torchbeast.collect.replayed", "torchbeast.shared_replay"),
+                *("torchbeast.collect.replayed", "torchbeast.collect.shared_replay"),
                 *("torchbeast.collect.local", "torchbeast.collect.source"),
             ],
         ),

@@ -17,7 +17,7 @@ from shared_running import joining
 from true_rows import Envs, empty_batch, fields
 
 from torchbeast.collect.replay import JoinRequest
-from torchbeast.shared_replay import SharedReplayClient
+from torchbeast.collect.shared_replay import SharedReplayClient
 
 T, B, S, K = 4, 3, 5, 2
 COUNT = 30  # insertions before it dies

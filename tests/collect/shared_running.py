@@ -13,8 +13,8 @@ from unittest import mock
 from background import Background
 
 from torchbeast.collect.replay import JoinRequest
+from torchbeast.collect.shared_replay import Service, SharedReplayClient
 from torchbeast.core.storages.replay.store import row_specs
-from torchbeast.shared_replay import Service, SharedReplayClient
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def service_at(path: Path, free: int | None = None) -> Iterator[Service]:
     """Serves until the end of the block; fails the test if the service fails."""
     service = Service(path)
     read, write = os.pipe()
-    unused = mock.patch("torchbeast.shared_replay.free_memory", lambda: free)
+    unused = mock.patch("torchbeast.collect.shared_replay.free_memory", lambda: free)
     with os.fdopen(read, "rb") as ends, unused:
         serving = Background(service.run, ends)
         try:

@@ -19,10 +19,10 @@ from shared_running import agent_of, joining, service_at
 from true_rows import BEGUN_WITH, Batch, Envs, empty_batch, fields
 
 from torchbeast.collect.replay import JoinRequest, Replay, ReplayClosed, ReplayedColumns
+from torchbeast.collect.shared_replay import SharedReplayClient, key_path
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.storages.replay.rollout_replay import NO_ROLLOUT, RolloutReplay
 from torchbeast.errors import RunError, UsageError
-from torchbeast.shared_replay import SharedReplayClient, key_path
 
 T, B, S, K = 4, 3, 5, 2
 SPARE = slice(B, B + S)
@@ -316,7 +316,7 @@ def test_an_agent_joins_no_service_of_another_user(
 def test_a_peer_that_says_nothing_holds_up_nobody(
     path: Path, honest: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchbeast.shared_replay._ANSWER_S", int(SOON))
+    monkeypatch.setattr("torchbeast.collect.shared_replay._ANSWER_S", int(SOON))
     with connected(path), agent_of(path, how("other")) as other:
         fill(other)
 
@@ -324,7 +324,7 @@ def test_a_peer_that_says_nothing_holds_up_nobody(
 def test_an_agent_that_reads_no_answers_holds_up_nobody(
     path: Path, honest: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchbeast.shared_replay._ANSWER_S", 1)
+    monkeypatch.setattr("torchbeast.collect.shared_replay._ANSWER_S", 1)
     deaf = SharedReplayClient(str(path), how("deaf"))
     with contextlib.closing(deaf):
         os.set_blocking(deaf._connection.fileno(), False)
@@ -379,7 +379,7 @@ def test_closing_ends_a_call_that_waits_for_its_answer(path: Path) -> None:
 def test_a_service_that_does_not_answer_is_told(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchbeast.shared_replay._ANSWER_S", 1)
+    monkeypatch.setattr("torchbeast.collect.shared_replay._ANSWER_S", 1)
     with service_at(path) as service, agent_of(path, how()) as agent:
         with service.replay._lock, pytest.raises(RunError, match="has not answered for 1 s"):
             fill(agent)

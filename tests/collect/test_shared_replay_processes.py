@@ -16,8 +16,8 @@ from replay_agent import COUNT, MOMENTS, B, K, S, T, how
 from shared_running import agent_of
 from true_rows import Envs, empty_batch
 
+from torchbeast.collect.shared_replay import serving
 from torchbeast.errors import RunError
-from torchbeast.shared_replay import serving
 
 LATE = 60.0  # seconds, for processes to start
 
@@ -56,7 +56,7 @@ def test_a_killed_service_ends_its_agents_and_is_told_to_who_started_it(tmp_path
 def test_the_service_ends_with_its_parent_and_removes_what_it_has_made(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib\n"
-        "from torchbeast.shared_replay import serving\n"
+        "from torchbeast.collect.shared_replay import serving\n"
         "with serving(pathlib.Path(sys.argv[1])) as served:\n"
         "    print(served.pid, flush=True)\n"
         "    sys.stdin.read()\n"
@@ -106,7 +106,7 @@ def test_a_service_that_cannot_start_is_told(tmp_path: Path) -> None:
 
 def test_the_service_loads_no_torch() -> None:
     code = (
-        "import sys, torchbeast.shared_replay\n"
+        "import sys, torchbeast.collect.shared_replay\n"
         "print([name for name in ('torch', 'libtorchbeast', 'ray') if name in sys.modules])"
     )
     found = subprocess.run(

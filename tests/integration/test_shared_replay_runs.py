@@ -13,8 +13,8 @@ import torch
 from background import wait_for
 from programs import Workshop
 
+from torchbeast.collect.shared_replay import Served, serving
 from torchbeast.reporting.log_files import read_logs
-from torchbeast.shared_replay import Served, serving
 
 pytestmark = pytest.mark.long  # beside shorter tests of the same parts
 

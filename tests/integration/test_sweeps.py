@@ -101,7 +101,7 @@ def test_the_death_of_the_shared_replay_ends_a_sweep_with_checkpoints(workshop: 
     run = sweep(workshop, *REPLAY, "--set", "seed=1,2", "--total_steps", "100000000")
     folders = [workshop.run_folder("a") / f"seed={seed}" for seed in (1, 2)]
     wait_for(lambda: all(map(steps, folders)), timeout=100.0)
-    (replay,) = workshop.processes("torchbeast.shared_replay")
+    (replay,) = workshop.processes("torchbeast.collect.shared_replay")
     replay.kill()
     assert run.end() == 1, run.said
     assert "sweep: the shared replay: process" in run.said and "To continue:" in run.said

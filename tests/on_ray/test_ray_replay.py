@@ -24,6 +24,7 @@ from ray_clusters import small_cluster
 from true_rows import Batch, Envs, empty_batch, fields
 
 from torchbeast.collect.replay import JoinRequest, Replay, ReplayClosed
+from torchbeast.collect.shared_replay import Served
 from torchbeast.core.base.nest import flatten
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
 from torchbeast.core.storages.replay.store import row_specs
@@ -35,7 +36,6 @@ from torchbeast.on_ray.replay import (
     joined_on_ray,
     serving_on_ray,
 )
-from torchbeast.shared_replay import Served
 
 ray = pytest.importorskip("ray")
 

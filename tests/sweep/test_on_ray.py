@@ -17,11 +17,11 @@ from background import SOON, wait_for
 from fake_child import FakeChild
 from sweeping import agent, log
 
+from torchbeast.collect.shared_replay import Served
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.fleet import WorkerLost
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.on_ray.config import Node, Room
-from torchbeast.shared_replay import Served
 from torchbeast.sweep import __main__ as program
 from torchbeast.sweep import on_ray
 from torchbeast.sweep.config import SweepConfig

@@ -27,6 +27,13 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torchbeast.collect.replay import JoinRequest, Replay, ReplayClosed
+from torchbeast.collect.shared_replay import (
+    Served,
+    SharedReplay,
+    SharedReplayClient,
+    SharingAgent,
+    has_ended,
+)
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.waiting import waiting_for
 from torchbeast.on_ray.connection import (
@@ -37,13 +44,6 @@ from torchbeast.on_ray.connection import (
     first_sentence,
     import_ray,
     runtime_env,
-)
-from torchbeast.shared_replay import (
-    Served,
-    SharedReplay,
-    SharedReplayClient,
-    SharingAgent,
-    has_ended,
 )
 
 ON_RAY = "ray:"  # prefix of the address of a replay on Ray

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchbeast.cli.command_line import parse_known
+from torchbeast.collect.shared_replay import Served, serving
 from torchbeast.core.base.checks import command
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, UsageError, exit_code_of, refusing_paths
 from torchbeast.reporting.run_folder import Session, session
 from torchbeast.servers.addresses import runtime_folder
-from torchbeast.shared_replay import Served, serving
 from torchbeast.sweep.agents import SweepPlan, agents_of, sweep_plan
 from torchbeast.sweep.config import SweepConfig, SweepFlags
 from torchbeast.sweep.on_ray import on_ray

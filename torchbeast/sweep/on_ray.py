@@ -23,13 +23,13 @@ from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Any
 
+from torchbeast.collect.shared_replay import Served
 from torchbeast.fleets.child_process import ChildProcess, ChildReport
 from torchbeast.fleets.system import environment_of_share
 from torchbeast.fleets.waiting import running_time, wait_until
 from torchbeast.on_ray.config import RayConfig, WorkerGroup, check_room
 from torchbeast.on_ray.fleet import Actors, RayFleet, User
 from torchbeast.on_ray.replay import serving_on_ray
-from torchbeast.shared_replay import Served
 from torchbeast.sweep.agents import AgentRun
 from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.runner import Asha, Runner, process_here

@@ -72,7 +72,7 @@ from torchbeast.fleets.system import check_memory, free_memory
 
 _log = logging.getLogger("torchbeast.replay_service")
 
-_MODULE = "torchbeast.shared_replay"
+_MODULE = "torchbeast.collect.shared_replay"
 _START_S = 60.0
 _ANSWER_S = 120  # longest wait for an answer, because the service may be busy with others
 _WAITING = 100  # connections that wait to be accepted
