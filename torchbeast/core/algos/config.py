@@ -66,7 +66,7 @@ OTHER_NAMES = {
 def recorded(config: Any) -> dict[str, Any]:
     """Returns the values of a Config by the names of flags, as the programs record them."""
     settings = settings_of(config).items()
-    return {name: name_of(value) if callable(value) else value for name, (_, value) in settings}
+    return {name: _shape_name(value) if callable(value) else value for name, (_, value) in settings}
 
 
 def usual_of(config: type, in_pool: bool = False) -> dict[str, Any]:
@@ -149,8 +149,8 @@ class Schedule:
         part = float(value) if isinstance(value, Real) else math.nan
         if not 0 <= part < math.inf:
             raise SpecError(
-                f"the schedule {name_of(self.shape)} must return a number of at least 0, but for "
-                f"the fraction {share:g} it returned {value!r}: return 1 for the initial value"
+                f"the schedule {_shape_name(self.shape)} must return a number of at least 0, but "
+                f"for the fraction {share:g} it returned {value!r}: return 1 for the initial value"
             )
         return self.final + (self.initial - self.final) * part
 
@@ -159,10 +159,10 @@ class Schedule:
         if self.shape == "constant":
             return "constant"
         end = f" to {self.final:g} at" if self.shape in SHAPES else " until"
-        return f"{name_of(self.shape)}{end} step {total_steps:,}"
+        return f"{_shape_name(self.shape)}{end} step {total_steps:,}"
 
 
-def name_of(shape: Shape) -> str:
+def _shape_name(shape: Shape) -> str:
     """Returns the name of a shape, with which runs record it."""
     if isinstance(shape, str):
         return shape
@@ -181,8 +181,7 @@ def schedules_of(settings: Mapping[str, Any]) -> dict[str, Schedule]:
 
 def check_schedules(config: Any) -> None:
     """Raises ValueError for a wrong X_schedule or final_X among the fields of a Config."""
-    settings = {field.name: getattr(config, field.name) for field in fields(config)}
-    for name, schedule in schedules_of(settings).items():
+    for name, schedule in schedules_of(vars(config)).items():
         shape, final = schedule.shape, schedule.final
         known = shape in SHAPES or ":" in shape if isinstance(shape, str) else callable(shape)
         require(
