@@ -12,25 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchbeast.core.actors.networks import (
-    BASELINE_GAIN,
-    POLICY_GAIN,
-    TorsoActorCritic,
-    orthogonal_,
-)
-from torchbeast.core.actors.torsos import Torso
-from torchbeast.core.envs.spaces import ActionSpace, ArraySpec
+from torchbeast.core.actors.networks import BuiltInNet
+from torchbeast.core.actors.torsos import ImageTorso
 
 
-class PlainTorso(Torso):
+class PlainTorso(ImageTorso):
     """Three convolutions over images that are standardised to mean 0 and variance 1."""
 
-    def __init__(self, channels: int) -> None:
-        super().__init__()
+    def _build(self, channels: int) -> None:
         self.conv1 = nn.Conv2d(channels, 32, kernel_size=8, stride=4)
         self.conv2 = nn.Conv2d(32, 64, kernel_size=4, stride=2)
         self.conv3 = nn.Conv2d(64, 64, kernel_size=3, stride=1)
-        self.num_features = 64 * 7 * 7
 
     def forward(self, frames: Tensor) -> Tensor:
         x = frames.float()
@@ -41,20 +33,12 @@ class PlainTorso(Torso):
         return x.flatten(1)
 
 
-class PlainAtariNet(TorsoActorCritic):
-    """A feed-forward network for frames [channels, 84, 84].
+class PlainAtariNet(BuiltInNet):
+    """A network for frames [channels, 84, 84].
 
-    With the same seed it has the initial weights of NormedAtariNet.
+    With the same seed it has the initial weights of NormedAtariNet, if it has no LSTM.
     """
 
-    def __init__(
-        self, observation_space: ArraySpec, action_space: ActionSpace, use_lstm: bool
-    ) -> None:
-        if use_lstm:
-            raise ValueError("PlainAtariNet has no LSTM: leave out --use_lstm")
-        torso = PlainTorso(observation_space.shape[0])
-        super().__init__([torso], action_space, fc_size=512, sees_last_action=True)
-        self._add_heads(None)
-        orthogonal_(layer for layer in self.modules() if isinstance(layer, nn.Conv2d | nn.Linear))
-        orthogonal_([self.policy], POLICY_GAIN)
-        orthogonal_([self.baseline], BASELINE_GAIN)
+    over_images = PlainTorso
+    width = 512
+    is_orthogonal = True

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor, ModelInputs
 from torchbeast.core.actors.encoders import readings
-from torchbeast.core.actors.networks import TorsoActorCritic
+from torchbeast.core.actors.networks import BuiltInNet
 from torchbeast.core.actors.off_policy import QNet, SACNet, TD3Net
 from torchbeast.core.base.computing import computing_in, one_thread
 from torchbeast.core.base.nest import Nest, map_leaves
@@ -58,7 +58,7 @@ def table(found: list[Cost]) -> str:
 
 def _torsos(model: Actor) -> Iterable[nn.Module]:
     """Returns the torsos of a built-in network, one for each leaf."""
-    if isinstance(model, TorsoActorCritic):
+    if isinstance(model, BuiltInNet):
         return model.leaf_torsos
     return model.features.torsos if isinstance(model, QNet | SACNet | TD3Net) else ()
 

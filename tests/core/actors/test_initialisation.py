@@ -58,7 +58,7 @@ def test_at_the_start_every_action_is_about_as_likely() -> None:
 def distance(model: NormedAtariNet) -> float:
     """Between the features of the two frames."""
     with torch.no_grad():
-        here, there = model._features(inputs(two_balls()), model)[0]
+        here, there = model._run(inputs(two_balls()), (), model)[0][0]
     return (here - there).norm().item()
 
 

@@ -173,7 +173,7 @@ def test_norm_standardises_each_row_of_the_joint_layer_before_its_activation(net
     model, inputs = net(ATARI, Discrete(ACTIONS), False, norm=True), random_inputs(ATARI)
     seen: list[Tensor] = []
     model.fc.register_forward_hook(lambda module, given, output: seen.append(output))
-    features, _ = model._run(inputs, ())
+    features, _ = model._run(inputs, (), model)
     (linear,) = seen
     mean, mean_square = linear.mean(-1, keepdim=True), linear.square().mean(-1, keepdim=True)
     expected = (linear - mean) / (mean_square - mean.square() + 1e-5).sqrt()
@@ -195,7 +195,7 @@ def test_both_layers_of_both_bodies_of_an_mlp_have_the_activation(
     inputs = random_inputs(space)
     rows = inputs.observation.flatten(0, 1)  # type: ignore[union-attr]
     for body in (model,) if shared_body else (model, model.value_body):
-        features, _ = body._run(inputs, ())  # type: ignore[union-attr]
+        features, _ = body._run(inputs, (), body)  # type: ignore[union-attr]
         first = function(body.leaf_torsos[0].linear(rows))  # type: ignore[union-attr]
         expected = function(body.fc(first))  # type: ignore[union-attr]
         found = features[..., : expected.shape[-1]].reshape(expected.shape)
@@ -205,7 +205,8 @@ def test_both_layers_of_both_bodies_of_an_mlp_have_the_activation(
 def test_only_the_mlp_has_tanh_by_default() -> None:
     space, inputs = ArraySpec((3,), "float32"), random_inputs(ArraySpec((3,), "float32"))
     for net in NETS:
-        features, _ = net(space, Discrete(ACTIONS), False)._run(inputs, ())
+        model = net(space, Discrete(ACTIONS), False)
+        features, _ = model._run(inputs, (), model)
         negative = features[..., :128] < 0  # no layer is narrower; what follows is no activation
         assert bool(negative.any()) == (net is MLPNet), net
 

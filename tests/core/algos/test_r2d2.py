@@ -247,7 +247,7 @@ def test_values_are_those_of_a_dueling_network() -> None:
         torch.zeros(2, B).long(),
     )
     values, largest, _ = actor(inputs, actor.initial_state(B))
-    features, _ = actor._run(inputs, actor.initial_state(B))
+    features, _ = actor._run(inputs, actor.initial_state(B), actor)
     advantages = actor.policy(features)
     centred = advantages - advantages.mean(-1, keepdim=True)
     torch.testing.assert_close(values, actor.baseline(features) + centred)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from itertools import pairwise
 from typing import ClassVar
@@ -34,7 +34,6 @@ from torchbeast.core.actors.torsos import (
     NormedShallowTorso,
     ShallowTorso,
     SmallTorso,
-    Torso,
     VectorTorso,
 )
 from torchbeast.core.base.computing import computing_in
@@ -156,116 +155,6 @@ class LastAction(nn.Module):
         return features if self.table is None else features @ self.table
 
 
-class TorsoActorCritic(ActorCritic):
-    """Common base of actor-critics with torsos: everything but the torsos and the core.
-
-    fc_size: number of features after the joint linear layer.
-    sees_last_action: whether the last action is an input of the core.
-    norm: whether the joint layer has LayerNorm (Ba et al. 2016) before its activation.
-    activation: of the joint layer.
-    """
-
-    core: Core | None
-    value_body: TorsoActorCritic | None  # with torsos and a core of its own; None: shared
-    separable = True
-    recordable = True
-
-    def __init__(
-        self,
-        torsos: Sequence[Torso],
-        action_space: ActionSpace,
-        fc_size: int,
-        sees_last_action: bool,
-        norm: bool = False,
-        activation: Activation = torch.relu,
-    ) -> None:
-        super().__init__()
-        check_hidden(fc_size)
-        self.distribution = distribution_for(action_space)
-        if len(torsos) == 1:  # its layers become this module's own
-            for name, layer in torsos[0].named_children():
-                self.add_module(name, layer)
-        else:
-            self.torsos = nn.ModuleList(torsos)
-        self.leaf_torsos = tuple(torsos)
-        self.fc = nn.Linear(sum(torso.num_features for torso in torsos), fc_size)
-        self.norm = nn.LayerNorm(fc_size) if norm else nn.Identity()
-        self.last_action = LastAction(self.distribution) if sees_last_action else None
-        self.value_body = None
-        self._activation = activation
-
-    @property
-    def _core_input_size(self) -> int:
-        last_action = 0 if self.last_action is None else self.last_action.num_features
-        return self.fc.out_features + 1 + last_action
-
-    def _add_heads(self, core: Core | None) -> None:
-        """Adds the core, or none, and the last layers in the original's order, which saved
-        optimiser states rely on.
-        """
-        self.core = core
-        size = self._core_input_size if core is None else core.hidden_size
-        self.policy = nn.Linear(size, self.distribution.num_params)
-        self.baseline = nn.Linear(size, 1)
-
-    def initial_state(self, batch_size: int) -> Nest[Tensor]:
-        if self.core is None:
-            return ()
-        own = initial_core_state(self.core, batch_size)
-        other = self.value_body
-        return own if other is None else (own, other.initial_state(batch_size))
-
-    def _run(
-        self, inputs: ModelInputs, state: Nest[Tensor], owner: Actor | None = None
-    ) -> tuple[Tensor, Nest[Tensor]]:
-        """Returns what the heads see, [T, B, num_features], and the state after the last row.
-
-        owner: the network that a program set up, whose precision and form of rewards count. None:
-            this one.
-        """
-        features = self._features(inputs, self if owner is None else owner)
-        if self.core is None:
-            return features, state
-        return run_core(self.core, features, inputs.done.bool(), state)
-
-    def observe(self, observation: Nest[Tensor]) -> None:
-        for torso, leaf in zip(self.leaf_torsos, flatten(observation), strict=True):
-            torso.observe(leaf.flatten(0, 1))
-        if self.value_body is not None:
-            self.value_body.observe(observation)
-
-    def _features(self, inputs: ModelInputs, owner: Actor) -> Tensor:
-        """Returns the inputs of the core, [T, B, core_input_size]."""
-        steps, batch = inputs.reward.shape
-        leaves = [leaf.flatten(0, 1) for leaf in flatten(inputs.observation)]
-        with computing_in(owner.compute_dtype, inputs.reward.device):
-            seen = [torso(leaf) for torso, leaf in zip(self.leaf_torsos, leaves, strict=True)]
-            features = self.fc(seen[0] if len(seen) == 1 else torch.cat(seen, -1))
-            features = self._activation(self.norm(features))
-        parts = [
-            features.float().view(steps, batch, -1),
-            owner.transform_reward(inputs.reward).unsqueeze(-1),
-        ]
-        if self.last_action is not None:
-            parts.append(self.last_action(inputs.last_action))
-        return torch.cat(parts, -1)
-
-    def forward(self, inputs: ModelInputs, core_state: Nest[Tensor]) -> ModelOutput:
-        other = self.value_body
-        if other is None:
-            features, core_state = self._run(inputs, core_state)
-            return ModelOutput(self.policy(features), self._value(features), core_state)
-        own, of_value = pair_of(core_state)
-        features, own = self._run(inputs, own)
-        seen, of_value = other._run(inputs, of_value, self)
-        after = () if self.core is None else (own, of_value)
-        return ModelOutput(self.policy(features), other._value(seen), after)
-
-    def _value(self, features: Tensor) -> Tensor:
-        values: Tensor = self.baseline(features)
-        return values.squeeze(-1) if self.baseline.out_features == 1 else values
-
-
 def pair_of(state: Nest[Tensor]) -> tuple[Nest[Tensor], Nest[Tensor]]:
     """Returns the recurrent states of two bodies, () and () of feed-forward ones."""
     first, second = state or ((), ())
@@ -288,8 +177,13 @@ class FreeDeviations(nn.Linear):
         return F.linear(features, self.weight * self.depends, self.bias)
 
 
-class BuiltInNet(TorsoActorCritic):
+class BuiltInNet(ActorCritic):
     """Common base of the networks that have names. Each declares what differs."""
+
+    core: Core | None
+    value_body: BuiltInNet | None  # with torsos and a core of its own; None: shared
+    separable = True
+    recordable = True
 
     over_images: ClassVar[type[ImageTorso] | None]  # makes the torsos of images
     width: ClassVar[int]  # of the joint layer, and of the core
@@ -313,40 +207,52 @@ class BuiltInNet(TorsoActorCritic):
     ) -> None:
         """Makes the network.
 
-        hidden: None for the network's own width. norm: see TorsoActorCritic. shared_body: whether
-        policy and value share all layers below their heads; None: unless it is an mlp without a
-        core. orthogonal: whether layers are initialised orthogonally, with a policy close to
-        uniform; None: the network's own way. state_deviation: whether the deviation of a Gaussian
-        policy depends on the observation. initial_deviation: of an untrained Gaussian policy, in
-        units of half the box; None: about 1. activation: relu or tanh, of the joint layer and of
-        the torsos of numbers; None: the network's own.
+        hidden: None for the network's own width. norm: whether the joint layer has LayerNorm (Ba et
+        al. 2016) before its activation. shared_body: whether policy and value share all layers
+        below their heads; None: unless it is an mlp without a core. orthogonal: whether layers are
+        initialised orthogonally, with a policy close to uniform; None: the network's own way.
+        state_deviation: whether the deviation of a Gaussian policy depends on the observation.
+        initial_deviation: of an untrained Gaussian policy, in units of half the box; None: about 1.
+        activation: relu or tanh, of the joint layer and of the torsos of numbers; None: the
+        network's own.
         """
+        super().__init__()
         name = self.usual_activation if activation is None else activation
         check_kwarg(name in _ACTIVATIONS, "activation", "relu or tanh", name)
-        function = _ACTIVATIONS[name]
-        over_numbers = partial(VectorTorso, size=VECTOR_SIZE, activation=function)
+        self._activation = _ACTIVATIONS[name]
+        over_numbers = partial(VectorTorso, size=VECTOR_SIZE, activation=self._activation)
         leaves = flatten(observation_space)
         torsos = [torso_for(leaf, self.over_images, over_numbers) for leaf in leaves]
         width = self.width if hidden is None else hidden
-        super().__init__(torsos, action_space, width, self.with_last_action, norm, function)
+        check_hidden(width)
+        self.distribution = distribution_for(action_space)
+        if len(torsos) == 1:  # its layers become this module's own
+            for child, layer in torsos[0].named_children():
+                self.add_module(child, layer)
+        else:
+            self.torsos = nn.ModuleList(torsos)
+        self.leaf_torsos = tuple(torsos)
+        self.fc = nn.Linear(sum(torso.num_features for torso in torsos), width)
+        self.norm = nn.LayerNorm(width) if norm else nn.Identity()
+        self.last_action = LastAction(self.distribution) if self.with_last_action else None
+        last_action = 0 if self.last_action is None else self.last_action.num_features
+        self._core_input_size = width + 1 + last_action
         if not use_lstm and core != "lstm":
             raise SpecError(
                 f"the model's keyword argument core is {json.dumps(core)}, but the model has no "
                 "recurrent layer: add use_lstm, or remove core"
             )
-        self._add_heads(self._make_core(core) if use_lstm else None)
+        self.core = self._make_core(core) if use_lstm else None
+        # The last layers come in the original's order, which saved optimiser states rely on.
+        size = self._core_input_size if self.core is None else self.core.hidden_size
+        self.policy = nn.Linear(size, self.distribution.num_params)
+        self.baseline = nn.Linear(size, 1)
         if not state_deviation and any(self.distribution.deviations):
             self.policy = FreeDeviations(self.policy.in_features, self.distribution)
-        if self.is_orthogonal if orthogonal is None else orthogonal:
-            layers = (nn.Conv2d, nn.Linear)
-            orthogonal_(layer for layer in self.modules() if isinstance(layer, layers))
-            orthogonal_([self.policy], POLICY_GAIN)
-            orthogonal_([self.baseline], BASELINE_GAIN)
-        if initial_deviation is not None:
-            holds = isinstance(initial_deviation, int | float) and initial_deviation > 0
-            check_kwarg(holds, "initial_deviation", "a number above 0", initial_deviation)
-            with torch.no_grad():
-                self.policy.bias[self.distribution.deviations] = math.log(initial_deviation)
+        self._initialise(
+            self.is_orthogonal if orthogonal is None else orthogonal, initial_deviation
+        )
+        self.value_body = None
         if shared_body is None:
             shared_body = self.over_images is not None or use_lstm
         if not shared_body:
@@ -364,6 +270,70 @@ class BuiltInNet(TorsoActorCritic):
 
     def _make_core(self, kind: str) -> Core:
         return make_core(kind, self._core_input_size, self.fc.out_features)
+
+    def _initialise(self, orthogonal: bool, deviation: float | None) -> None:
+        if orthogonal:
+            layers = (nn.Conv2d, nn.Linear)
+            orthogonal_(layer for layer in self.modules() if isinstance(layer, layers))
+            orthogonal_([self.policy], POLICY_GAIN)
+            orthogonal_([self.baseline], BASELINE_GAIN)
+        if deviation is not None:
+            holds = isinstance(deviation, int | float) and deviation > 0
+            check_kwarg(holds, "initial_deviation", "a number above 0", deviation)
+            with torch.no_grad():
+                self.policy.bias[self.distribution.deviations] = math.log(deviation)
+
+    def initial_state(self, batch_size: int) -> Nest[Tensor]:
+        if self.core is None:
+            return ()
+        own = initial_core_state(self.core, batch_size)
+        other = self.value_body
+        return own if other is None else (own, other.initial_state(batch_size))
+
+    def _run(
+        self, inputs: ModelInputs, state: Nest[Tensor], owner: Actor
+    ) -> tuple[Tensor, Nest[Tensor]]:
+        """Returns what the heads see, [T, B, num_features], and the state after the last row.
+
+        owner: the network that a program set up, whose precision and form of rewards count.
+        """
+        steps, batch = inputs.reward.shape
+        leaves = [leaf.flatten(0, 1) for leaf in flatten(inputs.observation)]
+        with computing_in(owner.compute_dtype, inputs.reward.device):
+            seen = [torso(leaf) for torso, leaf in zip(self.leaf_torsos, leaves, strict=True)]
+            joint = self.fc(seen[0] if len(seen) == 1 else torch.cat(seen, -1))
+            joint = self._activation(self.norm(joint))
+        parts = [
+            joint.float().view(steps, batch, -1),
+            owner.transform_reward(inputs.reward).unsqueeze(-1),
+        ]
+        if self.last_action is not None:
+            parts.append(self.last_action(inputs.last_action))
+        features = torch.cat(parts, -1)
+        if self.core is None:
+            return features, state
+        return run_core(self.core, features, inputs.done.bool(), state)
+
+    def observe(self, observation: Nest[Tensor]) -> None:
+        for torso, leaf in zip(self.leaf_torsos, flatten(observation), strict=True):
+            torso.observe(leaf.flatten(0, 1))
+        if self.value_body is not None:
+            self.value_body.observe(observation)
+
+    def forward(self, inputs: ModelInputs, core_state: Nest[Tensor]) -> ModelOutput:
+        other = self.value_body
+        if other is None:
+            features, core_state = self._run(inputs, core_state, self)
+            return ModelOutput(self.policy(features), self._value(features), core_state)
+        own, of_value = pair_of(core_state)
+        features, own = self._run(inputs, own, self)
+        seen, of_value = other._run(inputs, of_value, self)
+        after = () if self.core is None else (own, of_value)
+        return ModelOutput(self.policy(features), other._value(seen), after)
+
+    def _value(self, features: Tensor) -> Tensor:
+        values: Tensor = self.baseline(features)
+        return values.squeeze(-1) if self.baseline.out_features == 1 else values
 
 
 class DeepNet(BuiltInNet):
