@@ -21,7 +21,7 @@ from torchbeast import envs
 from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs import VecEnv
-from torchbeast.core.envs.env_pool import EnvPoolEnv
+from torchbeast.core.envs.gym_vector import EnvPoolEnv
 from torchbeast.core.envs.spaces import random_action
 from torchbeast.core.envs.sync_vec_env import environment_seeds
 from torchbeast.envs.spec import plays_atari

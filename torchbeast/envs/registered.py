@@ -7,7 +7,7 @@
     pettingzoo:mpe/simple_spread_v3    PettingZoo has several agents (Terry et al. 2021,
                                        arXiv:2009.14471); docs/how-to/several-agents.md
 
-`core/envs/env_pool.py` adapts a pool, and `core/envs/agents.py` turns agents into environments.
+`core/envs/gym_vector.py` adapts a pool, and `core/envs/agents.py` turns agents into environments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from torchbeast.core.base.checks import did_you_mean
 from torchbeast.core.base.specs import check_takes, import_module, values_in
 from torchbeast.core.envs.agents import AgentsEnv
-from torchbeast.core.envs.env_pool import EnvPoolEnv
+from torchbeast.core.envs.gym_vector import EnvPoolEnv
 from torchbeast.core.envs.sync_vec_env import SyncVecEnv
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.masks import masked_from_info

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from torchbeast.core.actors import off_policy, recurrent_q
+from torchbeast.core.actors import off_policy
 from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, NormedAtariNet
 from torchbeast.core.actors.registry import (
     ACTOR_CRITICS,
@@ -144,7 +144,7 @@ def test_keyword_arguments_reach_a_users_model(user_module: str) -> None:
 
 
 def test_the_names_of_off_policy_networks_are_known_before_they_are_imported() -> None:
-    assert set(OFF_POLICY) == {*off_policy.NETWORKS, *recurrent_q.NETWORKS}
+    assert set(OFF_POLICY) == {*off_policy.NETWORKS}
 
 
 @pytest.mark.parametrize("name", ACTOR_CRITICS)

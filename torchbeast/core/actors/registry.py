@@ -49,7 +49,7 @@ OFF_POLICY = tuple(
     f"{family}-{body}" for family in ("q", "pqn", "sac", "td3", "r2d2") for body in ACTOR_CRITICS
 )
 MODELS = (*ACTOR_CRITICS, *OFF_POLICY)
-"""Names of the built-in networks. The modules of OFF_POLICY are imported when one is made."""
+"""Names of the built-in networks. The module of OFF_POLICY is imported when one is made."""
 
 
 def in_family(spec: ActorSpec, family: str, network: Mapping[str, Any]) -> ActorSpec:
@@ -146,9 +146,9 @@ def _factory(spec: ActorSpec) -> ModelFactory:
     if spec.name in ACTOR_CRITICS:
         return ACTOR_CRITICS[spec.name]
     if spec.name in OFF_POLICY:
-        from torchbeast.core.actors import off_policy, recurrent_q
+        from torchbeast.core.actors import off_policy
 
-        return {**off_policy.NETWORKS, **recurrent_q.NETWORKS}[spec.name]
+        return off_policy.NETWORKS[spec.name]
     if not spec.pickled and ":" not in spec.name:
         known, hint = ", ".join(ACTOR_CRITICS), did_you_mean(spec.name, MODELS)
         raise SpecError(f"no model {spec.name!r}: use {known}, or my_module:MyNet{hint}")

@@ -22,7 +22,7 @@ from torch import Tensor
 from torchbeast.core import losses, returns
 from torchbeast.core.actors.contract import Actor, ModelInputs, ModelOutput
 from torchbeast.core.actors.networks import pair_of
-from torchbeast.core.actors.recurrent_q import CORE_STATE, RecurrentQNetwork
+from torchbeast.core.actors.off_policy import CORE_STATE, RecurrentQNetwork
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import R2D2Config
 from torchbeast.core.algos.off_policy import EpsilonGreedy, Target

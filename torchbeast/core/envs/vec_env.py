@@ -250,8 +250,7 @@ def adopted(env: Any, env_id: str) -> VecEnv:
     """Returns the VecEnv of a vector environment of Gymnasium, EnvPool or Stable-Baselines3, or of
     tensors, which is closed where that fails.
     """
-    from torchbeast.core.envs.env_pool import EnvPoolEnv
-    from torchbeast.core.envs.gym_vector import GymVectorEnv, with_gym_interface
+    from torchbeast.core.envs.gym_vector import EnvPoolEnv, GymVectorEnv, with_gym_interface
 
     try:
         kind = GymVectorEnv if pool_in(env) is None else EnvPoolEnv
