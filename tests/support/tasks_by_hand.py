@@ -13,7 +13,7 @@ class LateCatch(Catch):
 
     def step(self, action: ArrayNest) -> VecStep:
         step = super().step(action)
-        cut = (self._row == 2) & ~step.terminated
+        cut = (self._time == 2) & ~step.terminated
         seen = self._observation()
         if not cut.any():
             return step._replace(reward=step.reward * 1000)

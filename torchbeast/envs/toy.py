@@ -19,20 +19,29 @@ from torchbeast.envs.spec import EnvError
 
 
 class _Toy(ABC):
-    """Common base of the tasks: a random generator per environment, no lives."""
+    """Common base of the tasks: a random generator per environment, and episodes of one length."""
 
     env_id: str
     frame_stack = 1
     action_space: Discrete | MultiDiscrete
 
-    def __init__(self, num_envs: int) -> None:
-        self.num_envs = num_envs
+    def __init__(self, num_envs: int, episode_length: int) -> None:
+        self.num_envs, self._episode_length = num_envs, episode_length
+        self._time = np.zeros(num_envs, np.int64)  # steps of the episodes
 
     def reset(self, seed: int) -> ArrayNest:
         self._seeds = np.array(environment_seeds(seed, self.num_envs))
         self._generators = [np.random.default_rng(env_seed) for env_seed in self._seeds]
         self._begin(np.arange(self.num_envs))
         return self._observation()
+
+    def step(self, action: ArrayNest) -> VecStep:
+        chosen = check_actions(action, self.action_space, self.num_envs)
+        self._time += 1
+        ended = self._time == self._episode_length
+        reward = self._reward(chosen, ended).astype(np.float32)
+        self._begin(np.flatnonzero(ended))
+        return VecStep.of_games(self._observation(), reward, ended)
 
     __repr__ = env_repr
 
@@ -43,18 +52,13 @@ class _Toy(ABC):
         """Draws a number in 0, ..., n - 1 for each environment index in `envs`."""
         return [int(self._generators[env].integers(n)) for env in envs]
 
-    def _chosen(self, action: ArrayNest) -> np.ndarray:
-        """Returns the actions, int64 [E, ...]; raises ValueError unless the task has them."""
-        return check_actions(action, self.action_space, self.num_envs)
-
-    def _after(self, reward: np.ndarray, ended: np.ndarray) -> VecStep:
-        """Begins the next episodes, and returns the results of a step."""
-        self._begin(np.flatnonzero(ended))
-        return VecStep.of_games(self._observation(), reward, ended)
-
-    @abstractmethod
     def _begin(self, envs: np.ndarray) -> None:
         """Begins episodes in these environments."""
+        self._time[envs] = 0
+
+    @abstractmethod
+    def _reward(self, chosen: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        """Executes actions, int64 [E, ...]; returns the rewards [E]. ended: bool [E]."""
 
     @abstractmethod
     def _observation(self) -> ArrayNest:
@@ -78,33 +82,28 @@ class Catch(_Toy):
     env_id = "Catch"
 
     def __init__(self, num_envs: int, rows: int = 10, columns: int = 5) -> None:
-        super().__init__(num_envs)
         _check_at_least(2, rows=rows)
         _check_at_least(1, columns=columns)
+        super().__init__(num_envs, episode_length=rows - 1)
         self.rows, self.columns = rows, columns
         self.observation_space = ArraySpec((rows, columns), "float32")
         self.action_space = Discrete(3)
-        self._row, self._ball, self._paddle = np.zeros((3, num_envs), np.int64)
+        self._ball, self._paddle = np.zeros((2, num_envs), np.int64)
 
-    def step(self, action: ArrayNest) -> VecStep:
-        moved = self._paddle + self._chosen(action) - 1
-        self._paddle = np.clip(moved, 0, self.columns - 1)
-        self._row += 1
-        ended = self._row == self.rows - 1
-        caught = np.where(self._paddle == self._ball, np.float32(1), np.float32(-1))
-        reward = np.where(ended, caught, np.float32(0))
-        return self._after(reward, ended)
+    def _reward(self, chosen: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        self._paddle = np.clip(self._paddle + chosen - 1, 0, self.columns - 1)
+        return np.where(ended, np.where(self._paddle == self._ball, 1, -1), 0)
 
     def _begin(self, envs: np.ndarray) -> None:
         """Starts episodes: the ball in a random column of row 0, the paddle in the middle."""
-        self._row[envs] = 0
+        super()._begin(envs)
         self._ball[envs] = self._draw(envs, self.columns)
         self._paddle[envs] = self.columns // 2
 
     def _observation(self) -> np.ndarray:
         board = np.zeros((self.num_envs, self.rows, self.columns), np.float32)
         every = np.arange(self.num_envs)
-        board[every, self._row, self._ball] = 1
+        board[every, self._time, self._ball] = 1
         board[every, -1, self._paddle] = 1
         return board
 
@@ -121,23 +120,17 @@ class Memory(_Toy):
     env_id = "Memory"
 
     def __init__(self, num_envs: int, episode_length: int = 8) -> None:
-        super().__init__(num_envs)
         _check_at_least(2, episode_length=episode_length)
+        super().__init__(num_envs, episode_length)
         self.observation_space = ArraySpec((3,), "float32")
         self.action_space = Discrete(2)
-        self._episode_length = episode_length
-        self._time, self._cue = np.zeros((2, num_envs), np.int64)
+        self._cue = np.zeros(num_envs, np.int64)
 
-    def step(self, action: ArrayNest) -> VecStep:
-        answer = self._chosen(action)
-        self._time += 1
-        ended = self._time == self._episode_length
-        right = np.where(answer == self._cue, np.float32(1), np.float32(-1))
-        reward = np.where(ended, right, np.float32(0))
-        return self._after(reward, ended)
+    def _reward(self, chosen: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        return np.where(ended, np.where(chosen == self._cue, 1, -1), 0)
 
     def _begin(self, envs: np.ndarray) -> None:
-        self._time[envs] = 0
+        super()._begin(envs)
         self._cue[envs] = self._draw(envs, 2)
 
     def _observation(self) -> np.ndarray:
@@ -158,32 +151,19 @@ class Dials(_Toy):
 
     env_id = "Dials"
     positions = (3, 4, 5)
-    episode_length = 10
 
     def __init__(self, num_envs: int) -> None:
-        super().__init__(num_envs)
+        super().__init__(num_envs, episode_length=10)
         self.observation_space = ArraySpec((sum(self.positions),), "float32")
         self.action_space = MultiDiscrete(self.positions)
-        self._time = np.zeros(num_envs, np.int64)
 
-    def step(self, action: ArrayNest) -> VecStep:
-        chosen = self._chosen(action)
-        right = (chosen == self._wanted).all(axis=1)
-        reward = np.where(right, np.float32(1 / self.episode_length), np.float32(0))
-        self._time = (self._time + 1) % self.episode_length
-        self._new_targets()
-        return VecStep.of_games(self._observation(), reward, self._time == 0)
-
-    def _begin(self, envs: np.ndarray) -> None:
-        self._time[envs] = 0
-        self._new_targets()
-
-    def _new_targets(self) -> None:
-        """Draws new wanted positions, int64 [E, 3]."""
-        every = np.arange(self.num_envs)
-        self._wanted = np.stack([self._draw(every, n) for n in self.positions], axis=1)
+    def _reward(self, chosen: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        return (chosen == self._wanted).all(axis=1) / self._episode_length
 
     def _observation(self) -> np.ndarray:
+        """Draws new wanted positions, int64 [E, 3], and shows them."""
+        every = np.arange(self.num_envs)
+        self._wanted = np.stack([self._draw(every, n) for n in self.positions], axis=1)
         shown = [
             np.eye(n, dtype=np.float32)[self._wanted[:, i]] for i, n in enumerate(self.positions)
         ]
@@ -201,8 +181,8 @@ class BitFlip(_Toy):
     env_id = "BitFlip"
 
     def __init__(self, num_envs: int, bits: int = 10) -> None:
-        super().__init__(num_envs)
         _check_at_least(1, bits=bits)
+        super().__init__(num_envs, episode_length=bits)
         self.bits = bits
         leaf = ArraySpec((bits,), "float32", low=0, high=1)
         self.observation_space = {
@@ -210,20 +190,23 @@ class BitFlip(_Toy):
         }
         self.action_space = Discrete(bits)
         self._bits, self._goal = np.zeros((2, num_envs, bits), np.float32)
-        self._steps = np.zeros(num_envs, np.int64)
 
     def step(self, action: ArrayNest) -> VecStep:
-        which = self._chosen(action)
-        every = np.arange(self.num_envs)
-        self._bits[every, which] = 1 - self._bits[every, which]
-        self._steps += 1
-        reward = self.compute_reward(self._bits, self._goal, {})
+        chosen = check_actions(action, self.action_space, self.num_envs)
+        self._time += 1
+        late = self._time == self.bits
+        reward = self._reward(chosen, late)
         terminated = self.compute_terminated(self._bits, self._goal, {})
-        truncated = (self._steps == self.bits) & ~terminated
+        truncated = late & ~terminated
         ended, cut = terminated | truncated, np.flatnonzero(truncated)
         final = self._observation(cut) if len(cut) else None
         self._begin(np.flatnonzero(ended))
         return VecStep(self._observation(), reward, terminated, truncated, ended, final)
+
+    def _reward(self, chosen: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        every = np.arange(self.num_envs)
+        self._bits[every, chosen] = 1 - self._bits[every, chosen]
+        return self.compute_reward(self._bits, self._goal, {})
 
     def compute_reward(self, achieved: np.ndarray, desired: np.ndarray, info: object) -> np.ndarray:
         """Returns rewards float32 [N] of goals [N, bits]."""
@@ -236,7 +219,7 @@ class BitFlip(_Toy):
         return (achieved == desired).all(axis=1)
 
     def _begin(self, envs: np.ndarray) -> None:
-        self._steps[envs] = 0
+        super()._begin(envs)
         for env in envs:
             generator = self._generators[env]
             self._bits[env] = generator.integers(2, size=self.bits)
@@ -261,26 +244,17 @@ class Mock(_Toy):
     """
 
     env_id = "Mock"
-    _step: int  # of the episodes, which all began together
 
     def __init__(self, num_envs: int, episode_length: int = 200) -> None:
-        super().__init__(num_envs)
         _check_at_least(1, episode_length=episode_length)
+        super().__init__(num_envs, episode_length)
         self.observation_space = ArraySpec((4, 84, 84), "uint8")
         self.action_space = Discrete(6)
-        self._episode_length = episode_length
 
-    def step(self, action: ArrayNest) -> VecStep:
-        self._chosen(action)
-        self._step = (self._step + 1) % self._episode_length
-        reward = np.ones(self.num_envs, np.float32)
-        ended = np.full(self.num_envs, self._step == 0)
-        return VecStep.of_games(self._observation(), reward, ended)
-
-    def _begin(self, envs: np.ndarray) -> None:
-        self._step = 0
+    def _reward(self, chosen: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        return np.ones(self.num_envs)
 
     def _observation(self) -> np.ndarray:
         """Returns the observations, uint8 [E, 4, 84, 84]."""
-        values = ((self._seeds + self._step) % 256).astype(np.uint8)
+        values = ((self._seeds + self._time) % 256).astype(np.uint8)
         return np.repeat(values, 4 * 84 * 84).reshape(self.num_envs, 4, 84, 84)
