@@ -122,7 +122,7 @@ def test_agents_wait_for_their_turn_with_a_mask_of_one_action() -> None:
         step = env.step(np.array([2 if mask == plays else 0 for mask in masks]))
         observation = step.observation
         assert step.terminated.all() == (turn == 2)
-    assert step.reward.tolist() == [1, -1] and step.resets is None
+    assert step.reward.tolist() == [1, -1] and not np.any(step.resets)
     assert observation["sum"].tolist() == [[0], [0]], "the next game has begun"
     assert games[0].taken == [("first", 2), ("second", 2), ("first", 2)]
 
@@ -245,6 +245,6 @@ def test_environments_of_pettingzoo_play_whole_games(env_id: str, num_agents: in
         action = np.zeros(2 * num_agents, np.int64) if masks is None else masks.argmax(-1)
         step = env.step(action)
         observation, ended = step.observation, ended + int(step.episode_end.sum())
-        assert step.resets is None
+        assert not np.any(step.resets)
     env.close()
     assert ended and ended % num_agents == 0

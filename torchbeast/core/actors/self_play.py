@@ -176,13 +176,11 @@ class SelfPlay:
         if final is not None:
             kept = np.isin(np.flatnonzero(step.truncated), seats)
             final = map_leaves(lambda leaf: leaf[kept], final) if kept.any() else None
-        resets = None if step.resets is None else step.resets[seats]
-        names = ("reward", "terminated", "truncated", "episode_end")
+        names = ("reward", "terminated", "truncated", "episode_end", "resets")
         return VecStep(
             self._of_seats(step.observation),
             **{name: getattr(step, name)[seats] for name in names},
             final_observation=final,
-            resets=resets if resets is not None and resets.any() else None,
         )
 
     def render(self) -> np.ndarray | None:

@@ -93,10 +93,14 @@ class AgentsEnv:
         with refusing(env_id):
             self.observation_space = observation_spec(observation)
             self.action_space = from_gymnasium(action)
-        self._specs = flatten(self.observation_space)
         space = self.observation_space
         named = sorted(space.items()) if isinstance(space, dict) else [("", space)]
-        self._filler = [int(name == MASK) for name, leaf in named for _ in flatten(leaf)]
+        # Observations of idle agents, leaves [E, ...]: zeros, and a mask that allows all actions.
+        self._of_idle = [
+            np.full((num_envs, *spec.shape), int(name == MASK), spec.dtype)
+            for name, part in named
+            for spec in flatten(part)
+        ]
         self._check_finite = FiniteCheck(space)
         self._steps = [0] * len(self._games)
         self.began = np.zeros(len(self._games), bool)
@@ -133,22 +137,22 @@ class AgentsEnv:
                 "agents: give every process a multiple of this",
                 *(idle, self.num_envs, self.env_id, self.num_agents),
             )
-        rows = self._empty_rows()
+        rows = [row.copy() for row in self._of_idle]
         self.final_info = {}
         for number, game_seed in enumerate(environment_seeds(seed, len(self._games))):
             self._begin(number, game_seed, rows)
         return self._checked(rows)
 
     def step(self, action: ArrayNest) -> VecStep:
-        rows, before = self._empty_rows(), self._plays.copy()
+        rows, before = [row.copy() for row in self._of_idle], self._plays.copy()
         reward = np.zeros(self.num_envs, np.float32)
         terminated, truncated = np.zeros((2, self.num_envs), bool)
         finals: list[list[np.ndarray]] = []
         self.final_info = infos = {}
         self.began[:] = False
-        split = self._split(action)
+        actions = in_bounds(self.action_space, action, self.num_envs)
         for number in range(len(self._games)):
-            for column, is_there, step_of_agent in self._play(number, split):
+            for column, is_there, step_of_agent in self._play(number, actions):
                 seen, gained, over, cut, info = step_of_agent
                 self._plays[column] = goes_on = is_there and not over and not cut
                 if goes_on:
@@ -166,10 +170,8 @@ class AgentsEnv:
         last = [np.stack(leaf) for leaf in zip(*finals, strict=True)]
         final = pack_as(self.observation_space, last) if finals else None
         ended, resets = terminated | truncated, ~before
-        late = resets if resets.any() else None
-        return VecStep(
-            self._checked(rows), reward, terminated | resets, truncated, ended, final, late
-        )
+        seen = self._checked(rows)
+        return VecStep(seen, reward, terminated | resets, truncated, ended, final, resets)
 
     def render(self) -> np.ndarray | None:
         """Returns a picture of the first game, uint8 [H, W, 3], or None if it renders no array."""
@@ -195,16 +197,23 @@ class AgentsEnv:
                 self._write(rows, column, seen.get(name))
 
     def _play(
-        self, number: int, split: Callable[[int], Any]
+        self, number: int, actions: ArrayNest
     ) -> Iterator[tuple[int, bool, tuple[Any, float, bool, bool, Mapping[str, Any]]]]:
-        """Steps a game. Yields the column of each agent that has an episode or joins, whether the
-        agent is in the game's list, and what it got, see read_step.
+        """Steps a game by actions, leaves [E, ...]. Yields the column of each agent that has an
+        episode or joins, whether the agent is in the game's list, and what it got, see read_step.
         """
         columns, listed = self._columns(number), self._listed
-        actions = {name: split(column) for name, column in columns.items() if listed[column]}
-        result = self._games[number].step(actions)
+        by_agent = {
+            name: map_leaves(itemgetter(column), actions)
+            for name, column in columns.items()
+            if listed[column]
+        }
+        result = self._games[number].step(by_agent)
         self._steps[number] += 1
-        agents, parts = self._agents(number), self._parts(number, result)
+        check_step(result, self._where_in, number)
+        *parts, infos = result
+        parts.append(infos if isinstance(infos, Mapping) else {})
+        agents = self._agents(number)
         for name, column in columns.items():
             is_there = name in agents
             joins, listed[column] = is_there and not listed[column], is_there
@@ -215,21 +224,6 @@ class AgentsEnv:
     def _agents(self, number: int) -> set[str]:
         """Returns the agents that a game has now."""
         return set(getattr(self._games[number], "agents", None) or ())
-
-    def _parts(self, number: int, result: Any) -> list[Mapping[str, Any]]:
-        """Returns the values that step returned, each a dict by agent; raises ValueError."""
-        check_step(result, self._where_in, number)
-        *parts, infos = result
-        return [*parts, infos if isinstance(infos, Mapping) else {}]
-
-    def _empty_rows(self) -> list[np.ndarray]:
-        """Returns the observations of idle agents, leaves [E, ...]: zeros, and a mask that allows
-        all actions.
-        """
-        return [
-            np.full((self.num_envs, *spec.shape), filler, spec.dtype)
-            for spec, filler in zip(self._specs, self._filler, strict=True)
-        ]
 
     def _write(self, rows: list[np.ndarray], column: int, seen: Any) -> None:
         """Writes the observation of an agent that continues."""
@@ -256,11 +250,6 @@ class AgentsEnv:
 
     def _where_in(self, number: int) -> str:
         return f"game {number} of {self.env_id}, step {self._steps[number]}"
-
-    def _split(self, action: ArrayNest) -> Callable[[int], Any]:
-        """Returns a function that gives the action of a column."""
-        rows = in_bounds(self.action_space, action, self.num_envs)
-        return lambda column: map_leaves(itemgetter(column), rows)
 
 
 def _of_agent(name: str, parts: Sequence[Mapping[str, Any]], is_needed: bool) -> tuple[Any, ...]:

@@ -132,8 +132,7 @@ class GymVectorEnv:
                 self._restart(ended, seen)
             self._steps[ended] = 0
         self._check(seen, range(self.num_envs))
-        late = resets if resets.any() else None
-        return VecStep(seen, reward, terminated | resets, truncated, ended, final, late)
+        return VecStep(seen, reward, terminated | resets, truncated, ended, final, resets)
 
     __repr__ = env_repr
 
