@@ -121,26 +121,18 @@ def make(spec: EnvSpec, num_envs: int, num_threads: int) -> AtariEnv:
         )
     need("ale_py", env_id, "ale-py")
     sticky, skip = options.sticky_actions, options.frame_skip
+    if sticky is None:
+        # As Gymnasium registers it (Machado et al. 2018, arXiv 1709.06009): ALE/Pong-v5, and -v0.
+        sticky = 0.0 if env_id.endswith("-v4") else 0.25
     return AtariEnv(
         rom_name(env_id),
         num_envs,
         env_id=env_id,
         num_threads=num_threads,
-        sticky_actions=usual_sticky_actions(env_id) if sticky is None else sticky,
+        sticky_actions=sticky,
         frame_skip=_FRAME_SKIP if skip is None else skip,
         full_action_space=options.full_action_space,
     )
-
-
-def usual_sticky_actions(env_id: str) -> float:
-    """Returns the probability of sticky actions that Gymnasium registers with the id.
-
-    It is 0.25 (Machado et al. 2018, arXiv 1709.06009) for ids like ALE/Pong-v5 and ids with -v0,
-    and 0 for ids with -v4.
-    """
-    match = ATARI_ID.fullmatch(env_id)
-    is_sticky = match is not None and (match[1] is not None or match[4] == "0")
-    return 0.25 if is_sticky else 0.0
 
 
 def rom_name(env_id: str) -> str:

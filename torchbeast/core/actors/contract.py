@@ -80,9 +80,15 @@ def mask_for(space: ObservationSpace, actions: ActionDistribution) -> ActionMask
     """
     if not has_mask(space):
         return None
-    counts, spec = _counts(actions), space[MASK]
+    if not isinstance(actions, Categorical | MultiCategorical):
+        raise UsageError(
+            f"an {MASK} in observations needs a Discrete or MultiDiscrete action space, got one "
+            f"with a {type(actions).__name__} distribution: rename the entry, or drop it with "
+            "observation_keys"
+        )
+    counts, spec = actions.nvec, space[MASK]
     shapes: list[tuple[int, ...]] = [(sum(counts),)]
-    if len({*counts}) == 1 < len(counts) and (*counts,) != (2, 2):  # which may be a joint mask
+    if len({*counts}) == 1 < len(counts) and counts != (2, 2):  # which may be a joint mask
         shapes.append((len(counts), counts[0]))
     if not isinstance(spec, ArraySpec) or spec.shape not in shapes:
         shape = spec.shape if isinstance(spec, ArraySpec) else "several arrays"
@@ -92,25 +98,12 @@ def mask_for(space: ObservationSpace, actions: ActionDistribution) -> ActionMask
             f"{' or '.join(map(str, shapes))}, got {shape}: change the environment, and do not "
             f"stack frames, or leave the mask out with observation_keys {others}"
         )
-    return ActionMask(tuple(counts), len(spec.shape))
+    return ActionMask(counts, len(spec.shape))
 
 
 def has_mask(observation: Any) -> TypeGuard[dict[str, Any]]:
     """Returns whether an observation, or its space, has an entry `action_mask`."""
     return isinstance(observation, dict) and MASK in observation
-
-
-def _counts(actions: ActionDistribution) -> Sequence[int]:
-    """Returns the number of actions to choose among, for each choice."""
-    if isinstance(actions, Categorical):
-        return [actions.num_params]
-    if isinstance(actions, MultiCategorical):
-        return actions.nvec
-    raise UsageError(
-        f"an {MASK} in observations needs a Discrete or MultiDiscrete action space, got one with a "
-        f"{type(actions).__name__} distribution: rename the entry, or drop it with "
-        "observation_keys"
-    )
 
 
 Mode = Literal["sample", "greedy", "explore", "ladder"]

@@ -175,6 +175,7 @@ class Categorical(ActionDistribution):
 
     def __init__(self, n: int, start: int = 0) -> None:
         self.num_params = self.num_features = self.num_actions = n
+        self.nvec = (n,)
         self._start = start
 
     def sample(self, params: Tensor) -> Tensor:

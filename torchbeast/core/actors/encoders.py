@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from enum import Enum
-from functools import partial
 from itertools import accumulate
 
 import torch
@@ -33,7 +32,6 @@ from torchbeast.core.actors.torsos import (
     Scale,
     ShallowTorso,
     Torso,
-    VectorTorso,
     channels_first,
     image_shape,
     is_image,
@@ -265,13 +263,10 @@ def readings(space: ObservationSpace, path: str = "") -> Iterator[tuple[str, Arr
         yield from readings(entry, f"{path}.{key}" if path else str(key))
 
 
-_over_vectors = partial(VectorTorso, size=VECTOR_SIZE)  # the usual torso of numbers
-
-
 def torso_for(
     spec: ArraySpec,
     over_images: type[ImageTorso] | None,
-    over_numbers: Callable[[tuple[int, ...]], Torso] = _over_vectors,
+    over_numbers: Callable[[tuple[int, ...]], Torso],
 ) -> Torso:
     """Returns a torso for a leaf.
 

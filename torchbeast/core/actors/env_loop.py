@@ -56,14 +56,12 @@ class EnvLoop:
         self._env = env
         self._actor = actor
         actor.env_index = torch.arange(first_env, first_env + env.num_envs, device="cpu")
-        self._stacker = FrameStacker(env.frame_stack) if env.frame_stack != 1 else None
+        self._stacker = FrameStacker(env.frame_stack)
         self._episode_step = np.zeros(env.num_envs, np.int32)
         # float64, because a long sum of float32 stops growing
         self._episode_return = np.zeros(env.num_envs)
-        observation, nothing = env.reset(seed), np.zeros(env.num_envs, bool)
-        if self._stacker is not None:
-            observation = self._stacker.reset(observation)
-        no_reward = np.zeros(env.num_envs, np.float32)
+        observation = self._stacker.reset(env.reset(seed))
+        no_reward, nothing = np.zeros(env.num_envs, np.float32), np.zeros(env.num_envs, bool)
         self.row = self._row(
             VecStep(observation, no_reward, ~nothing, nothing, nothing, None), final_info={}
         )
@@ -84,9 +82,7 @@ class EnvLoop:
         """Executes the chosen action; returns the number of environments that took a step."""
         # Copies [1, E, ...] to [E, ...], since environments may write to their actions.
         action = map_leaves(lambda leaf: leaf[0].numpy().copy(), self.acted.action)
-        step = self._env.step(action)
-        if self._stacker is not None:
-            step = self._stacker.stacked(step)
+        step = self._stacker.stacked(self._env.step(action))
         taken = self._count(step)
         self.row = self._row(step, final_info_of(self._env))
         return taken

@@ -387,14 +387,16 @@ class QNet(BuiltIn, QNetwork):
 class TwinCritics(Critics):
     """Two networks: of observation and action in a Box, or with a head of all actions."""
 
-    def __init__(self, space: ObservationSpace, body: Body, num_inputs: int, num_values: int):
-        """num_inputs: features of an action, 0 without it as an input. num_values: of a head."""
+    def __init__(self, space: ObservationSpace, body: Body, actions: ActionDistribution) -> None:
         super().__init__()
+        num_inputs, num_values = actions.num_features, 1
+        if isinstance(actions, Categorical):
+            num_inputs, num_values = 0, actions.num_params
         self.features = nn.ModuleList(Features(space, body, num_inputs) for _ in range(2))
         self.heads = nn.ModuleList(nn.Linear(body.hidden, num_values) for _ in range(2))
 
     def forward(self, observation: Nest[Tensor], action: Tensor | None = None) -> Tensor:
-        """action: float32 [N, num_inputs] in units of the Box; None for a Discrete."""
+        """action: float32 [N, num_features] in units of the Box; None for a Discrete."""
         more = [] if action is None else [action]
         pairs = zip(self.features, self.heads, strict=True)
         values = [head(features(observation, torch.float32, more)) for features, head in pairs]
@@ -410,9 +412,7 @@ class SACNet(BuiltIn, StochasticActorCritic):
     """A policy with a squashed Gaussian over a Box, or a categorical over a Discrete."""
 
     def make_critics(self) -> TwinCritics:
-        if isinstance(self.distribution, SquashedGaussian):
-            return TwinCritics(self._space, self._body, self.distribution.num_features, 1)
-        return TwinCritics(self._space, self._body, 0, self.distribution.num_params)
+        return TwinCritics(self._space, self._body, self.distribution)
 
 
 class TD3Net(BuiltIn, DeterministicActorCritic):
@@ -425,7 +425,7 @@ class TD3Net(BuiltIn, DeterministicActorCritic):
         return self.distribution.num_features
 
     def make_critics(self) -> TwinCritics:
-        return TwinCritics(self._space, self._body, self.distribution.num_features, 1)
+        return TwinCritics(self._space, self._body, self.distribution)
 
 
 FAMILIES: dict[str, type[BuiltIn]] = {

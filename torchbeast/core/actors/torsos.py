@@ -27,6 +27,75 @@ from torchbeast.core.actors.running_norm import RunningNorm
 Activation = Callable[[Tensor], Tensor]
 
 
+def as_float(frames: Tensor) -> Tensor:
+    """Returns frames of any shape as float32; uint8 is scaled to [0, 1]."""
+    if frames.dtype == torch.uint8:
+        return frames.float().div_(255.0)
+    return frames.float()
+
+
+def as_images(frames: Tensor) -> Tensor:
+    """Returns frames [N, *shape] as float32 images [N, channels, height, width].
+
+    They are stored channels last in memory.
+    """
+    return as_float(_channels_last(frames))
+
+
+def as_standard_images(frames: Tensor) -> Tensor:
+    """Returns images like `as_images`, each standardised to mean 0 and variance 1 over its values.
+
+    A uniform image becomes 0. A background that never changes would push all weights of a filter in
+    the same direction at every update, until the filter never responds again; at 0 it does not.
+    """
+    values = _channels_last(frames).float().permute(0, 2, 3, 1)  # the order in memory
+    level_of_gray = 1.0 if frames.dtype == torch.uint8 else 1 / 255
+    standard = F.layer_norm(values, values.shape[1:], eps=level_of_gray**2)
+    return standard.permute(0, 3, 1, 2)
+
+
+def is_image(shape: tuple[int, ...], smallest: int = 1) -> bool:
+    """Returns whether a leaf of this shape is an image at least `smallest` pixels high and wide."""
+    return len(shape) in (2, 3, 4) and min(image_shape(shape)[1:]) >= smallest
+
+
+def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Returns channels, height and width of a leaf of two to four dimensions."""
+    first = _height_of(shape)
+    channels = math.prod(shape[:first]) * math.prod(shape[first + 2 :])
+    return channels, shape[first], shape[first + 1]
+
+
+def channels_first(frames: Tensor) -> Tensor:
+    """Returns frames [N, *shape] as [N, channels, height, width], a view where one is possible."""
+    first = 1 + _height_of(frames.shape[1:])
+    if first + 2 == frames.dim():
+        return frames.unsqueeze(1).flatten(1, -3)
+    pixels = frames.movedim((first, first + 1), (1, 2))
+    return pixels.flatten(3).permute(0, 3, 1, 2)
+
+
+def _channels_last(frames: Tensor) -> Tensor:
+    """Returns frames [N, *shape] as [N, channels, height, width], channels last in memory.
+
+    Called before bytes become floats, when a quarter of the memory has to move.
+    """
+    images = channels_first(frames)
+    if frames.device.type != "cpu" or images.is_contiguous(memory_format=torch.channels_last):
+        return images.contiguous(memory_format=torch.channels_last)
+    # Takes half the time of `contiguous` for the few channels of frames.
+    return torch.stack(images.unbind(1), -1).permute(0, 3, 1, 2)
+
+
+def _height_of(shape: tuple[int, ...]) -> int:
+    """Returns the dimension of an image's height, which the width follows.
+
+    They are the two neighbours whose smaller is the largest; the others hold channels.
+    """
+    smaller = [min(pair) for pair in pairwise(shape)]
+    return max(place for place, side in enumerate(smaller) if side == max(smaller))
+
+
 class BlockConv2d(nn.Conv2d):
     """An nn.Conv2d without padding, whose stride divides its kernel size.
 
@@ -163,6 +232,7 @@ class ShallowTorso(ImageTorso):
     """Three convolutions: 32 of 8x8 by 4, 64 of 4x4 by 2, 64 of 3x3 by 1, ReLU after each."""
 
     smallest = 36  # smaller images vanish under the strides
+    as_input = staticmethod(as_images)
 
     def _build(self, channels: int) -> None:
         self.conv1 = nn.Conv2d(channels, 32, kernel_size=8, stride=4)
@@ -170,21 +240,16 @@ class ShallowTorso(ImageTorso):
         self.conv3 = nn.Conv2d(64, 64, kernel_size=3, stride=1)
 
     def forward(self, frames: Tensor) -> Tensor:
-        x = self._as_input(frames)
+        x = self.as_input(frames)
         for conv in (self.conv1, self.conv2, self.conv3):
             x = F.relu_(conv(x))
         return x.flatten(1)
-
-    def _as_input(self, frames: Tensor) -> Tensor:
-        """Returns frames [N, *shape] as float32 images [N, channels, height, width]."""
-        return as_images(frames)
 
 
 class NormedShallowTorso(ShallowTorso):
     """ShallowTorso over standardised images."""
 
-    def _as_input(self, frames: Tensor) -> Tensor:
-        return as_standard_images(frames)
+    as_input = staticmethod(as_standard_images)
 
 
 class SmallTorso(ImageTorso):
@@ -259,75 +324,6 @@ class _FixupBlock(nn.Module):
         branch = self.conv1(F.relu(x) + first)
         branch = self.conv2(F.relu(branch + second) + third)
         return x + self.scale * branch + last
-
-
-def as_float(frames: Tensor) -> Tensor:
-    """Returns frames of any shape as float32; uint8 is scaled to [0, 1]."""
-    if frames.dtype == torch.uint8:
-        return frames.float().div_(255.0)
-    return frames.float()
-
-
-def as_images(frames: Tensor) -> Tensor:
-    """Returns frames [N, *shape] as float32 images [N, channels, height, width].
-
-    They are stored channels last in memory.
-    """
-    return as_float(_channels_last(frames))
-
-
-def as_standard_images(frames: Tensor) -> Tensor:
-    """Returns images like `as_images`, each standardised to mean 0 and variance 1 over its values.
-
-    A uniform image becomes 0. A background that never changes would push all weights of a filter in
-    the same direction at every update, until the filter never responds again; at 0 it does not.
-    """
-    values = _channels_last(frames).float().permute(0, 2, 3, 1)  # the order in memory
-    level_of_gray = 1.0 if frames.dtype == torch.uint8 else 1 / 255
-    standard = F.layer_norm(values, values.shape[1:], eps=level_of_gray**2)
-    return standard.permute(0, 3, 1, 2)
-
-
-def is_image(shape: tuple[int, ...], smallest: int = 1) -> bool:
-    """Returns whether a leaf of this shape is an image at least `smallest` pixels high and wide."""
-    return len(shape) in (2, 3, 4) and min(image_shape(shape)[1:]) >= smallest
-
-
-def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Returns channels, height and width of a leaf of two to four dimensions."""
-    first = _height_of(shape)
-    channels = math.prod(shape[:first]) * math.prod(shape[first + 2 :])
-    return channels, shape[first], shape[first + 1]
-
-
-def channels_first(frames: Tensor) -> Tensor:
-    """Returns frames [N, *shape] as [N, channels, height, width], a view where one is possible."""
-    first = 1 + _height_of(frames.shape[1:])
-    if first + 2 == frames.dim():
-        return frames.unsqueeze(1).flatten(1, -3)
-    pixels = frames.movedim((first, first + 1), (1, 2))
-    return pixels.flatten(3).permute(0, 3, 1, 2)
-
-
-def _channels_last(frames: Tensor) -> Tensor:
-    """Returns frames [N, *shape] as [N, channels, height, width], channels last in memory.
-
-    Called before bytes become floats, when a quarter of the memory has to move.
-    """
-    images = channels_first(frames)
-    if frames.device.type != "cpu" or images.is_contiguous(memory_format=torch.channels_last):
-        return images.contiguous(memory_format=torch.channels_last)
-    # Takes half the time of `contiguous` for the few channels of frames.
-    return torch.stack(images.unbind(1), -1).permute(0, 3, 1, 2)
-
-
-def _height_of(shape: tuple[int, ...]) -> int:
-    """Returns the dimension of an image's height, which the width follows.
-
-    They are the two neighbours whose smaller is the largest; the others hold channels.
-    """
-    smaller = [min(pair) for pair in pairwise(shape)]
-    return max(place for place, side in enumerate(smaller) if side == max(smaller))
 
 
 def _downsample(channels: int, out_channels: int) -> nn.Sequential:

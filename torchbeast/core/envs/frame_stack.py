@@ -41,6 +41,8 @@ class FrameStacker:
 
     def stacked(self, step: VecStep) -> VecStep:
         """Returns a step's results with stacks in place of its frames."""
+        if self._num_frames == 1:
+            return step
         final = step.final_observation
         if final is not None:  # before the push, which forgets the episodes that ended
             final = self.final(final, step.truncated)
