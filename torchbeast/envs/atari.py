@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchbeast.core.base.checks import did_you_mean
-from torchbeast.core.envs.contract import VecStep, env_repr
+from torchbeast.core.envs.contract import OwnVecEnv, VecStep
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
 from torchbeast.core.envs.sync_vec_env import check_actions, environment_seeds
 from torchbeast.envs.spec import ATARI_ID, EnvError, EnvSpec, need, roms_of_ale
@@ -21,7 +21,7 @@ MAX_FRAMES_PER_EPISODE = 108_000
 _FRAME_SKIP = 4
 
 
-class AtariEnv:
+class AtariEnv(OwnVecEnv):
     """E games of one kind, in gray frames of 84x84.
 
     Observations hold only the new frame, uint8 [E, 1, 84, 84]; the policy sees the newest four.
@@ -95,8 +95,6 @@ class AtariEnv:
             self._game_start != started,
             info["final_obs"][truncated] if truncated.any() else None,
         )
-
-    __repr__ = env_repr
 
     def close(self) -> None:
         del self._env  # its destructor ends the threads

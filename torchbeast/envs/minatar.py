@@ -16,7 +16,7 @@ import numpy as np
 
 from torchbeast.core.base.checks import did_you_mean
 from torchbeast.core.base.specs import check_takes
-from torchbeast.core.envs.contract import VecStep, env_repr
+from torchbeast.core.envs.contract import OwnVecEnv, VecStep
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
 from torchbeast.core.envs.sync_vec_env import check_actions, environment_seeds
 from torchbeast.envs.spec import EnvError, EnvSpec, need
@@ -29,15 +29,13 @@ GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 _ID = re.compile(rf"{PREFIX}(\w+)-v([01])")
 
 
-class MinAtarEnv:
+class MinAtarEnv(OwnVecEnv):
     """E games of one kind, without a time limit beyond the games' own.
 
     Observation: bool [10, 10, channels], one channel for each kind of object; the keyword argument
     channels adds empty ones, up to that number. The previous action
     is repeated with probability 0.1 (sticky_action_prob).
     """
-
-    frame_stack = 1
 
     def __init__(
         self,
@@ -84,11 +82,6 @@ class MinAtarEnv:
         for index in np.flatnonzero(ended):
             self._games[index].reset()
         return VecStep.of_games(self._observation(), reward.astype(np.float32), ended)
-
-    __repr__ = env_repr
-
-    def close(self) -> None:
-        pass
 
     def _observation(self) -> np.ndarray:
         return np.stack([self._padded(game.state()) for game in self._games])

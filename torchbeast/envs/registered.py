@@ -76,14 +76,6 @@ def _check_kwargs(gymnasium: Any, registered: Any, spec: EnvSpec) -> None:
     check_takes(constructor, given, spec.name, also=("max_episode_steps",))  # gymnasium.make's own
 
 
-def _import_package_of(env_id: str) -> None:
-    """Imports the package that registers such ids; raises EnvError when it is not installed."""
-    for start, (package, to_install) in _PACKAGES.items():
-        if env_id.startswith(start):
-            need(package, env_id, to_install)
-            import_module(package, env_id)
-
-
 def _spec(gymnasium: Any, env_id: str) -> Any:
     """Returns Gymnasium's spec of an id; `module:Id-v0` imports the module first."""
     module_name, _, name = env_id.rpartition(":")
@@ -92,7 +84,10 @@ def _spec(gymnasium: Any, env_id: str) -> Any:
             need(module_name, env_id, to_install)
         import_module(module_name, env_id)
     elif name not in gymnasium.registry:
-        _import_package_of(name)
+        for start, (package, to_install) in _PACKAGES.items():
+            if name.startswith(start):
+                need(package, name, to_install)
+                import_module(package, name)
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:

@@ -12,17 +12,15 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from torchbeast.core.envs.contract import VecStep, env_repr
+from torchbeast.core.envs.contract import OwnVecEnv, VecStep
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete, MultiDiscrete
 from torchbeast.core.envs.sync_vec_env import check_actions, environment_seeds
 from torchbeast.envs.spec import EnvError
 
 
-class _Toy(ABC):
+class _Toy(OwnVecEnv, ABC):
     """Common base of the tasks: a random generator per environment, and episodes of one length."""
 
-    env_id: str
-    frame_stack = 1
     action_space: Discrete | MultiDiscrete
 
     def __init__(self, num_envs: int, episode_length: int) -> None:
@@ -42,11 +40,6 @@ class _Toy(ABC):
         reward = self._reward(chosen, ended).astype(np.float32)
         self._begin(np.flatnonzero(ended))
         return VecStep.of_games(self._observation(), reward, ended)
-
-    __repr__ = env_repr
-
-    def close(self) -> None:
-        return
 
     def _draw(self, envs: np.ndarray, n: int) -> list[int]:
         """Draws a number in 0, ..., n - 1 for each environment index in `envs`."""

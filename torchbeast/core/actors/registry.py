@@ -78,37 +78,29 @@ def make_model(
     when it or its outputs break the contract of an Actor. Exceptions of the model's own code are
     passed on as they are.
     """
-    factory = _factory(spec)
-    check_takes(factory, spec.kwargs, f"model {spec.name}", positional=3)
+    factory, name = _factory(spec), spec.name
+    check_takes(factory, spec.kwargs, f"model {name}", positional=3)
     with own_settings():  # after the import, which may set others
         seen = without_task(observation_space)
-        model = factory(seen, action_space, spec.use_lstm, **spec.kwargs)
-        return _finished(model, spec, observation_space, action_space)
-
-
-def _finished(
-    model: Any, spec: ActorSpec, observation_space: ObservationSpace, action_space: ActionSpace
-) -> Actor:
-    """Returns the model with what make_model sets; raises SpecError."""
-    name = spec.name
-    if not isinstance(model, Actor):
-        raise SpecError(
-            f"model {name} made a {type(model).__name__}, which cannot act: make it a subclass of "
-            "torchbeast.core.actors.contract.ActorCritic or Actor"
-        )
-    if not hasattr(model, "distribution"):
-        model.distribution = distribution_for(action_space)
-    model.reward_input = spec.reward_input
-    repeat_value_head(model, num_tasks(observation_space))
-    check_model(model, observation_space, name)
-    if hasattr(model, "action_mask"):
-        setattr(model, "action_mask", mask_for(observation_space, model.distribution))  # noqa: B010
-    elif has_mask(observation_space):
-        raise SpecError(
-            f"observations have an {MASK}, which {name} would ignore: make it a subclass of "
-            f"{ActorCritic.__name__} or OffPolicyActor, or drop the mask with observation_keys"
-        )
-    return model
+        model: Any = factory(seen, action_space, spec.use_lstm, **spec.kwargs)
+        if not isinstance(model, Actor):
+            raise SpecError(
+                f"model {name} made a {type(model).__name__}, which cannot act: make it a subclass "
+                "of torchbeast.core.actors.contract.ActorCritic or Actor"
+            )
+        if not hasattr(model, "distribution"):
+            model.distribution = distribution_for(action_space)
+        model.reward_input = spec.reward_input
+        repeat_value_head(model, num_tasks(observation_space))
+        check_model(model, observation_space, name)
+        if hasattr(model, "action_mask"):
+            setattr(model, "action_mask", mask_for(observation_space, model.distribution))  # noqa: B010
+        elif has_mask(observation_space):
+            raise SpecError(
+                f"observations have an {MASK}, which {name} would ignore: make it a subclass of "
+                f"{ActorCritic.__name__} or OffPolicyActor, or drop the mask with observation_keys"
+            )
+        return model
 
 
 def check_model(model: Actor, observation_space: ObservationSpace, name: str) -> None:

@@ -34,7 +34,7 @@ from torchbeast.core.base.computing import one_thread
 from torchbeast.core.base.nest import Nest, flatten, map_leaves
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.agents import AgentsEnv
-from torchbeast.core.envs.contract import FinalInfo, VecStep, env_repr
+from torchbeast.core.envs.contract import FinalInfo, OwnVecEnv, VecStep
 from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.errors import UsageError
@@ -112,16 +112,14 @@ class Opponent:
         return map_leaves(lambda leaf: leaf[0].numpy(), acted.action)
 
 
-class SelfPlay:
+class SelfPlay(OwnVecEnv):
     """Games of several agents as a VecEnv: a column is a game, seen by the agent that learns.
 
     Attributes:
         elo: The rating of the agent that learns, as the games of this process show it.
     """
 
-    frame_stack = 1
     final_info: FinalInfo
-    __repr__ = env_repr
 
     def __init__(self, games: VecEnv, num_envs: int, pool: str) -> None:
         """games: of the kind that is played, in which no step was taken yet. Raises UsageError."""

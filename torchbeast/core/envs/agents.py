@@ -33,8 +33,8 @@ from torchbeast.core.envs.contract import (
     MASK,
     FinalInfo,
     FiniteCheck,
+    OwnVecEnv,
     VecStep,
-    env_repr,
     picture_of,
     refusing,
 )
@@ -64,16 +64,14 @@ def has_agents(env: Any) -> bool:
     return callable(getattr(env, "action_space", None))
 
 
-class AgentsEnv:
+class AgentsEnv(OwnVecEnv):
     """The agents of several games, each a column of num_envs.
 
     Attributes:
         began: bool [games], the games that began in the last step, or in `reset`.
     """
 
-    frame_stack = 1
     final_info: FinalInfo
-    __repr__ = env_repr
 
     def __init__(
         self, first: Any, make_game: Callable[[], Any], num_envs: int, env_id: str

@@ -62,6 +62,20 @@ class VecStep(NamedTuple):
         return VecStep(observation, reward, ended, np.zeros_like(ended), ended.copy(), None)
 
 
+class OwnVecEnv:
+    """What TorchBeast's own vector environments have in common; see VecEnv for the attributes."""
+
+    num_envs: int
+    env_id: str
+    frame_stack = 1
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.num_envs} of {self.env_id}>"
+
+    def close(self) -> None:
+        """Does nothing: there are no resources to free."""
+
+
 def check_environment(env: Any, whose: str) -> None:
     """Raises UsageError unless this is one environment with the interface of (old) Gym."""
     _check_pool(env, whose)
@@ -282,11 +296,6 @@ def is_reset(done: Any, episode_step: Any) -> Any:
     done, episode_step: tensors or arrays of one shape.
     """
     return done & (episode_step == 0)
-
-
-def env_repr(env: Any) -> str:
-    """Returns the `repr` of a VecEnv, such as "<SyncVecEnv: 8 of CartPole-v1>"."""
-    return f"<{type(env).__name__}: {env.num_envs} of {env.env_id}>"
 
 
 def number_in(value: Any) -> float:

@@ -38,10 +38,10 @@ from torchbeast.core.base.nest import flatten, map_leaves, pack_as
 from torchbeast.core.envs.contract import (
     FinalInfo,
     FiniteCheck,
+    OwnVecEnv,
     VecStep,
     attribute_of,
     check_rewards,
-    env_repr,
     innermost,
     is_gym_vector,
     layers,
@@ -73,10 +73,9 @@ def with_gym_interface(env: Any, env_id: str) -> Any:
     return _OfTensors(env, env_id) if _has_tensors(env) else env
 
 
-class GymVectorEnv:
+class GymVectorEnv(OwnVecEnv):
     """The environments of a vector environment of Gymnasium."""
 
-    frame_stack = 1
     final_info: FinalInfo
 
     def __init__(self, env: Any, env_id: str) -> None:
@@ -133,8 +132,6 @@ class GymVectorEnv:
             self._steps[ended] = 0
         self._check(seen, range(self.num_envs))
         return VecStep(seen, reward, terminated | resets, truncated, ended, final, resets)
-
-    __repr__ = env_repr
 
     def close(self) -> None:
         self._env.close()
@@ -197,9 +194,8 @@ class GymVectorEnv:
             matching_leaves(self.observation_space, _row(last, index), path)
             for index in np.flatnonzero(truncated).tolist()
         ]
-        return pack_as(
-            self.observation_space, [np.stack(leaf) for leaf in zip(*finals, strict=True)]
-        )
+        leaves = [np.stack(leaf) for leaf in zip(*finals, strict=True)]
+        return pack_as(self.observation_space, leaves)
 
     def _each_info(self, infos: Any, ended: np.ndarray) -> FinalInfo:
         """Returns the entries of each environment that ended.

@@ -16,9 +16,9 @@ from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.envs.contract import (
     FinalInfo,
     FiniteCheck,
+    OwnVecEnv,
     VecStep,
     check_environment,
-    env_repr,
     number_in,
     picture_of,
     refusing,
@@ -64,7 +64,7 @@ def check_actions(action: ArrayNest, space: Discrete | MultiDiscrete, num_envs: 
     return array.astype(np.int64, copy=False)
 
 
-class SyncVecEnv:
+class SyncVecEnv(OwnVecEnv):
     """E Python environments of one kind, stepped one after the other.
 
     Both interfaces are accepted and told apart by the number of values that step returns:
@@ -85,9 +85,7 @@ class SyncVecEnv:
     are clipped to its bounds. Exceptions of an environment propagate unchanged.
     """
 
-    frame_stack = 1
     final_info: FinalInfo
-    __repr__ = env_repr
 
     def __init__(
         self,

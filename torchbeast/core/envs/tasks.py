@@ -18,7 +18,13 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.base.nest import flatten, map_leaves, pack_as
-from torchbeast.core.envs.contract import VecStep, env_repr, final_info_of, give_options, picture_of
+from torchbeast.core.envs.contract import (
+    OwnVecEnv,
+    VecStep,
+    final_info_of,
+    give_options,
+    picture_of,
+)
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec
 from torchbeast.core.envs.sync_vec_env import environment_seeds
 from torchbeast.core.envs.vec_env import VecEnv
@@ -95,7 +101,7 @@ def dealt(shares: Sequence[float], first: int, count: int) -> list[int]:
     return [now - then for now, then in zip(counts, before, strict=True)] if count else before
 
 
-class TasksEnv:
+class TasksEnv(OwnVecEnv):
     """A VecEnv of environments of several tasks, those of each task side by side.
 
     Attributes:
@@ -133,8 +139,6 @@ class TasksEnv:
         spec = ArraySpec((1,), "int32", categories=(len(names),))
         self.observation_space = with_task(first.observation_space, spec, is_seen)
         self.action_space, self.frame_stack = first.action_space, first.frame_stack
-
-    __repr__ = env_repr
 
     def reset(self, seed: int) -> ArrayNest:
         seeds = environment_seeds(seed, len(self._parts))
