@@ -26,7 +26,7 @@ from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.core.algos.config import with_values
 from torchbeast.core.base.checks import counted
 from torchbeast.core.envs.spaces import Discrete
-from torchbeast.envs.spec import EnvConfig, EnvOptions, EnvSpec
+from torchbeast.envs.spec import EnvConfig, EnvSpec
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
 from torchbeast.fleets.supervisor import Supervisor, end_program
 from torchbeast.fleets.system import launched
@@ -269,8 +269,7 @@ def _with_own_options(env: EnvSpec, own: EnvConfig | ServedEnvConfig) -> EnvSpec
     pool, shares = own.selfplay, getattr(own, "task_shares", ())
     if pool and "elo" not in env.options.info_keywords:
         raise UsageError("the servers do not have selfplay: add --selfplay to polybeast_env too")
-    chosen = {"selfplay": pool, "task_shares": shares, "task_returns": own.task_returns}
-    env = dataclasses.replace(env, options=EnvOptions.of({**env.options.as_json(), **chosen}))
+    env = env.with_options(selfplay=pool, task_shares=shares, task_returns=own.task_returns)
     _ = env.tasks  # checks the task_returns
     return env
 

@@ -165,7 +165,7 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
     name = spec.name
     if num_envs < 1:
         raise EnvError(f"{name}: at least one environment is needed, got num_envs={num_envs}")
-    from torchbeast.envs import atari, minatar, registered
+    from torchbeast.envs import atari, minatar, registered, toy
 
     prefixes = minatar.PREFIX, registered.ENV_POOL, registered.PETTING_ZOO
     ours = name in BUILT_IN or name.startswith(prefixes) or is_atari(name)
@@ -181,7 +181,9 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
     if name.startswith(registered.PETTING_ZOO):
         return registered.make_of_petting_zoo(spec, num_envs)
     if name in BUILT_IN:
-        return _make_built_in(spec, num_envs)
+        built_in: Callable[..., VecEnv] = getattr(toy, name)
+        check_takes(built_in, spec.kwargs, name, ours=("num_envs",))
+        return built_in(num_envs, **spec.kwargs)
     if spec.is_factory:
         return _make_by_factory(spec, num_envs)
     if name.startswith(minatar.PREFIX):
@@ -196,14 +198,6 @@ def _self_play(spec: EnvSpec, num_envs: int) -> VecEnv:
     if keys and {*keys} != {*leaf_keys(games.observation_space)}:  # a run records all of them
         raise EnvError("selfplay does not take observation_keys: remove them")
     return SelfPlay(games, num_envs, spec.options.selfplay or "")
-
-
-def _make_built_in(spec: EnvSpec, num_envs: int) -> VecEnv:
-    from torchbeast.envs import toy
-
-    built_in: Callable[..., VecEnv] = getattr(toy, spec.name)
-    check_takes(built_in, spec.kwargs, spec.name, ours=("num_envs",))
-    return built_in(num_envs, **spec.kwargs)
 
 
 def _make_by_factory(spec: EnvSpec, num_envs: int) -> VecEnv:

@@ -19,7 +19,6 @@ a method computes the outcome. Replays do not store infos, so the methods must n
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -171,9 +170,7 @@ def outcome_of(spec: EnvSpec, supervisor: Supervisor) -> Outcome:
     It asks an environment that is never stepped, in a process that ends with the run. Raises
     UsageError when that has no goals.
     """
-    whole = dataclasses.replace(
-        spec, options=dataclasses.replace(spec.options, observation_keys=())
-    )
+    whole = spec.with_options(observation_keys=())
     env = EnvProcess(whole, 1, check_goes_on=supervisor.check_goes_on)
     ending = threading.Thread(target=env.close, name="close environment")
     supervisor.on_close(ending.start)  # without waiting for it

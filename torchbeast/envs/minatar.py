@@ -101,9 +101,9 @@ def make(spec: EnvSpec, num_envs: int) -> MinAtarEnv:
     if name not in by_name:
         raise EnvError(f"{env_id}: MinAtar has no game called {name}{did_you_mean(name, by_name)}")
     need("minatar", env_id, "'torchbeast[minatar]'")
-    minimal = version == "1"
-    game = by_name[name]
-    return MinAtarEnv(game, num_envs, minimal_actions=minimal, env_id=env_id, **spec.kwargs)
+    return MinAtarEnv(
+        by_name[name], num_envs, minimal_actions=version == "1", env_id=env_id, **spec.kwargs
+    )
 
 
 def _environment_class() -> Any:

@@ -130,7 +130,6 @@ class EnvOptions:
         return dataclasses.asdict(self)
 
 
-DEFAULTS = EnvOptions()
 BUILT_IN = ("BitFlip", "Catch", "Dials", "Memory", "Mock")
 
 
@@ -161,7 +160,7 @@ class EnvSpec(Spec):
         ```
     """
 
-    options: EnvOptions = field(default=DEFAULTS, kw_only=True)
+    options: EnvOptions = field(default=EnvOptions(), kw_only=True)
     __repr__ = short_repr
 
     @property
@@ -246,8 +245,11 @@ class EnvSpec(Spec):
 
     def with_shares(self, shares: Sequence[float] = ()) -> EnvSpec:
         """Returns the spec with other task_shares, by default equal ones."""
-        options = dataclasses.replace(self.options, task_shares=tuple(shares))
-        return dataclasses.replace(self, options=options)
+        return self.with_options(task_shares=shares)
+
+    def with_options(self, **options: Any) -> EnvSpec:
+        """Returns the spec with other values of these options."""
+        return dataclasses.replace(self, options=dataclasses.replace(self.options, **options))
 
     @classmethod
     def from_parent(cls, value: Mapping[str, Any]) -> EnvSpec:
@@ -285,16 +287,13 @@ class EnvConfig(EnvOptions, _EnvName):
     @property
     def spec(self) -> EnvSpec:
         """The environment to train on, with its arguments and options."""
-        return EnvSpec(self.env_id, self.env_kwargs, options=self._options)
+        return dataclasses.replace(self.asked, name=self.env_id)
 
     @property
     def asked(self) -> EnvSpec:
         """Spec of the environment to evaluate in; its name is empty for the run's environment."""
-        return EnvSpec(self.env or "", self.env_kwargs, options=self._options)
-
-    @property
-    def _options(self) -> EnvOptions:
-        return EnvOptions.of(dataclasses.asdict(self))
+        options = EnvOptions.of(dataclasses.asdict(self))
+        return EnvSpec(self.env or "", self.env_kwargs, options=options)
 
 
 def is_atari(env_id: str) -> bool:

@@ -114,8 +114,7 @@ def _env_spec(scheme: Scheme) -> EnvSpec:
     envs = scheme.train_envs_factory
     spec = spec_of(envs.env_fn, envs.env_kwargs, is_sent=scheme.col_remote_workers > 0)
     keywords = envs.info_keywords or spec.options.info_keywords
-    options = dataclasses.replace(spec.options, info_keywords=keywords)
-    return dataclasses.replace(spec, options=options)
+    return spec.with_options(info_keywords=keywords)
 
 
 def _agent(envs: VecEnvFactory, factory: ActorFactory, spec: ActorSpec) -> Agent:

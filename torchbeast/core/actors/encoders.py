@@ -29,7 +29,6 @@ from torchbeast.core.actors.running_norm import RunningNorm
 from torchbeast.core.actors.torsos import (
     ImageTorso,
     PreparedTorso,
-    Scale,
     ShallowTorso,
     Torso,
     channels_first,
@@ -352,7 +351,7 @@ def _prepared(spec: ArraySpec, torso: Torso) -> Torso:
     if needs_statistics(spec):
         return PreparedTorso(RunningNorm(spec.shape), torso)
     if _has_gray_levels(spec) and spec.dtype != "uint8":
-        return PreparedTorso(Scale(1 / 255), torso)
+        return PreparedTorso(lambda frames: frames.float() * (1 / 255), torso)
     if spec.dtype == "uint8" and spec.high is not None and spec.high <= 1:
-        return PreparedTorso(Scale(1.0), torso)
+        return PreparedTorso(Tensor.float, torso)
     return torso

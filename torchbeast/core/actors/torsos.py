@@ -117,9 +117,6 @@ class BlockConv2d(nn.Conv2d):
     devices than the CPU it computes exactly as nn.Conv2d does.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, stride)
-
     def forward(self, input: Tensor) -> Tensor:
         """Maps [N, C, H, W] to [N, out_channels, (H - kernel_size) // stride + 1, ...]."""
         if input.device.type != "cpu":
@@ -143,13 +140,9 @@ def blocks_of(images: Tensor, size: int) -> Tensor:
 
 
 class Torso(nn.Module):
-    """A network that computes `num_features` features of one leaf."""
+    """A network that computes features [N, num_features] of frames [N, *shape] of one leaf."""
 
     num_features: int
-
-    def forward(self, frames: Tensor) -> Tensor:
-        """Returns features [N, num_features] of frames [N, *shape]."""
-        raise NotImplementedError
 
     def observe(self, frames: Tensor) -> None:
         """Adds frames [N, *shape] to the running statistics; a no-op for torsos without any."""
@@ -182,9 +175,12 @@ class VectorTorso(FlatTorso):
 
 
 class PreparedTorso(Torso):
-    """A torso that scales or normalises its leaf first."""
+    """A torso that scales or normalises its leaf first.
 
-    def __init__(self, scale: nn.Module, torso: Torso) -> None:
+    scale: returns float32 of the same shape.
+    """
+
+    def __init__(self, scale: Callable[[Tensor], Tensor], torso: Torso) -> None:
         super().__init__()
         self.scale = scale
         self.torso = torso
@@ -196,17 +192,6 @@ class PreparedTorso(Torso):
     def observe(self, frames: Tensor) -> None:
         if isinstance(self.scale, RunningNorm):
             self.scale.observe(frames)
-
-
-class Scale(nn.Module):
-    """Converts numbers to float32 and multiplies them by a factor."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self._factor = factor
-
-    def forward(self, frames: Tensor) -> Tensor:
-        return frames.float() * self._factor
 
 
 class ImageTorso(Torso):

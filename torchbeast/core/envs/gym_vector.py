@@ -128,7 +128,8 @@ class GymVectorEnv(OwnVecEnv):
             if self._mode == _NEXT_STEP:
                 self._late = ended
             elif self._mode == _DISABLED:
-                self._restart(ended, seen)
+                for row, leaf in zip(flatten(seen), flatten(self._restart(ended)), strict=True):
+                    row[ended] = leaf
             self._steps[ended] = 0
         self._check(seen, range(self.num_envs))
         return VecStep(seen, reward, terminated | resets, truncated, ended, final, resets)
@@ -166,14 +167,10 @@ class GymVectorEnv(OwnVecEnv):
         observation, _ = self._env.reset(seed=seeds if _is_own(self._env) else seeds[0])
         return self._copied(observation, self.num_envs)
 
-    def _restart(self, ended: np.ndarray, seen: ArrayNest) -> None:
-        """Starts an episode in the environments that ended, and writes its first observation to
-        their rows of `seen`.
-        """
+    def _restart(self, ended: np.ndarray) -> ArrayNest:
+        """Starts an episode in the environments that ended; returns their first observations."""
         observation, _ = self._env.reset(options={"reset_mask": ended.copy()})
-        first = self._copied(observation, self.num_envs)
-        for row, leaf in zip(flatten(seen), flatten(first), strict=True):
-            row[ended] = leaf[ended]
+        return map_leaves(lambda leaf: leaf[ended], self._copied(observation, self.num_envs))
 
     def _copied(self, observation: Any, count: int) -> ArrayNest:
         """Returns copies [count, ...] of observations: the environment may use its arrays again."""
@@ -282,12 +279,10 @@ class EnvPoolEnv(GymVectorEnv):
             observation, _ = self._env.reset(**({} if is_bare else {"seed": seeds[0]}))
         return self._copied(observation, self.num_envs)
 
-    def _restart(self, ended: np.ndarray, seen: ArrayNest) -> None:
+    def _restart(self, ended: np.ndarray) -> ArrayNest:
         indices = np.flatnonzero(ended)
         observation, *_ = self._env.step(self._taken[indices], indices.astype(np.int32))
-        first = self._copied(observation, len(indices))
-        for row, leaf in zip(flatten(seen), flatten(first), strict=True):
-            row[indices] = leaf
+        return self._copied(observation, len(indices))
 
     def _each_info(self, infos: Any, ended: np.ndarray) -> FinalInfo:
         told = super()._each_info(infos, ended)

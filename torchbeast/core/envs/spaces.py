@@ -229,16 +229,15 @@ def space_to_json(space: ActionSpace | ObservationSpace) -> dict[str, Any]:
     if isinstance(space, dict):
         parts = {key: space_to_json(space[key]) for key in sorted(space)}
         return {"type": "Dict", "spaces": parts}
-    return {"type": type(space).__name__, **_values_to_json(dataclasses.asdict(space))}
+    values = {name: _to_json(value) for name, value in dataclasses.asdict(space).items()}
+    return {"type": type(space).__name__, **values}
 
 
-def _values_to_json(values: Any) -> Any:
-    if isinstance(values, dict):
-        return {name: _values_to_json(value) for name, value in values.items()}
-    if isinstance(values, tuple):
-        return [_values_to_json(value) for value in values]
+def _to_json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_to_json(entry) for entry in value]
     # JSON has no infinity: write it as a string that float() parses.
-    return str(values) if values in (math.inf, -math.inf) else values
+    return str(value) if value in (math.inf, -math.inf) else value
 
 
 def space_from_json(data: dict[str, Any]) -> Any:

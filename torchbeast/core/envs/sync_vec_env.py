@@ -149,7 +149,7 @@ class SyncVecEnv(OwnVecEnv):
 
     def reset(self, seed: int) -> ArrayNest:
         """Starts an episode in every environment; returns observations, leaves [E, ...]."""
-        rows = self._empty_rows(self.num_envs)
+        rows = self._empty_rows()
         self.final_info = {}
         for index, env_seed in enumerate(environment_seeds(seed, self.num_envs)):
             self._write_first(rows, index, env_seed)
@@ -158,14 +158,15 @@ class SyncVecEnv(OwnVecEnv):
 
     def step(self, action: ArrayNest) -> VecStep:
         """Executes an action per environment, leaves [E, ...]; resets an environment that ended."""
-        rows = self._empty_rows(self.num_envs)
+        rows = self._empty_rows()
         self._steps += 1
         reward = np.empty(self.num_envs, np.float32)
         terminated, truncated = np.zeros((2, self.num_envs), bool)
         finals: list[list[np.ndarray]] = []
         infos: dict[int, Mapping[str, Any]] = {}
-        for index, one_action in enumerate(self._split(action)):
-            result = self._envs[index].step(one_action)
+        actions = in_bounds(self.action_space, action, self.num_envs)
+        for index, env in enumerate(self._envs):
+            result = env.step(map_leaves(itemgetter(index), actions))
             observation, reward[index], over, cut, info = read_step(result, self._at_step, index)
             self._write(rows, index, observation)
             if over or cut:
@@ -212,8 +213,8 @@ class SyncVecEnv(OwnVecEnv):
 
     # --- observations: lists of leaves, written row by row into [E, ...] arrays
 
-    def _empty_rows(self, count: int) -> list[np.ndarray]:
-        return [np.empty((count, *spec.shape), spec.dtype) for spec in self._specs]
+    def _empty_rows(self) -> list[np.ndarray]:
+        return [np.empty((self.num_envs, *spec.shape), spec.dtype) for spec in self._specs]
 
     def _write(self, rows: list[np.ndarray], index: int, observation: Any) -> None:
         if type(observation) is np.ndarray and self._row == (observation.dtype, observation.shape):
@@ -235,17 +236,6 @@ class SyncVecEnv(OwnVecEnv):
         final = [row[index : index + 1].copy() for row in rows]
         self._check_finite(final, lambda _: self._at_step(index))
         return final
-
-    # --- actions and outcomes
-
-    def _split(self, action: ArrayNest) -> list[Any]:
-        """Splits leaves [E, ...] into one action per environment, each a nest like the action
-        space.
-        """
-        rows = in_bounds(self.action_space, action, self.num_envs)
-        if not isinstance(self.action_space, (tuple, dict)):
-            return list(rows)
-        return [map_leaves(itemgetter(index), rows) for index in range(self.num_envs)]
 
 
 def read_step(
