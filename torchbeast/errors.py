@@ -53,15 +53,17 @@ class RunError(RuntimeError):
 
 
 @contextmanager
-def as_usage_error() -> Iterator[None]:
+def as_usage_error(what: str = "") -> Iterator[None]:
     """Converts a ValueError of the body to a UsageError with the same message.
 
     The body must not call code of users, whose exceptions keep their type and traceback.
+
+    what: names the place of the error, in front of the message.
     """
     try:
         yield
     except ValueError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(f"{what}: {error}" if what else str(error)) from error
 
 
 @contextmanager

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from importlib.util import find_spec
 from pkgutil import iter_modules
@@ -20,10 +19,9 @@ from typing import Any
 
 from torchbeast.core.base.checks import did_you_mean
 from torchbeast.core.base.specs import check_takes, import_module, values_in
-from torchbeast.core.envs.agents import AgentsEnv
 from torchbeast.core.envs.gym_vector import EnvPoolEnv
 from torchbeast.core.envs.sync_vec_env import SyncVecEnv
-from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.core.envs.vec_env import VecEnv, vec_env_of
 from torchbeast.envs.masks import masked_from_info
 from torchbeast.envs.spec import BUILT_IN, EnvError, EnvSpec, need
 from torchbeast.errors import UsageError
@@ -147,7 +145,7 @@ def make_of_env_pool(spec: EnvSpec, num_envs: int, num_threads: int) -> EnvPoolE
 _MOVED = {"mpe": "mpe2"}  # families that have left PettingZoo
 
 
-def make_of_petting_zoo(spec: EnvSpec, num_envs: int) -> AgentsEnv:
+def make_of_petting_zoo(spec: EnvSpec, num_envs: int) -> VecEnv:
     """Makes games for num_envs agents of an id like pettingzoo:mpe/simple_spread_v3.
 
     spec: its kwargs are arguments of the environment. Raises EnvError if it does not exist.
@@ -155,8 +153,7 @@ def make_of_petting_zoo(spec: EnvSpec, num_envs: int) -> AgentsEnv:
     module = _module(spec.name)
     made: Any = getattr(module, "parallel_env", None) or module.env
     check_takes(made, spec.kwargs, spec.name)
-    make_game = functools.partial(made, **spec.kwargs)
-    return AgentsEnv(make_game(), make_game, num_envs, spec.name)
+    return vec_env_of(made, spec.kwargs, num_envs, spec.name)
 
 
 def _module(env_id: str) -> Any:

@@ -36,7 +36,6 @@ from torchbeast.core.envs.contract import (
     OwnVecEnv,
     VecStep,
     picture_of,
-    refusing,
 )
 from torchbeast.core.envs.spaces import (
     ArrayNest,
@@ -54,7 +53,7 @@ from torchbeast.core.envs.sync_vec_env import (
     read_step,
     reset_one,
 )
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, as_usage_error
 
 _log = logging.getLogger("torchbeast.agents")
 
@@ -88,7 +87,7 @@ class AgentsEnv(OwnVecEnv):
             _parallel(make_game(), env_id) for _ in range(1, num_envs // self.num_agents)
         ]
         observation, action = _spaces(self._games[0], self._names, env_id)
-        with refusing(env_id):
+        with as_usage_error(env_id):
             self.observation_space = observation_spec(observation)
             self.action_space = from_gymnasium(action)
         space = self.observation_space

@@ -9,8 +9,7 @@ number of environments.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -175,15 +174,6 @@ def _check_pool(env: Any, whose: str) -> None:
             f"{whose}: expected a pool with Gymnasium's interface, got the EnvPool class "
             f'{type(pool).__name__}: make it with env_type="gymnasium" and EnvPool 1.2 or newer'
         )
-
-
-@contextmanager
-def refusing(what: str) -> Iterator[None]:
-    """Raises a UsageError that names `what` in place of a ValueError of the body."""
-    try:
-        yield
-    except ValueError as error:
-        raise UsageError(f"{what}: {error}") from error
 
 
 def _named(env: Any) -> str:

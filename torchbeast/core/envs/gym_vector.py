@@ -46,7 +46,6 @@ from torchbeast.core.envs.contract import (
     is_gym_vector,
     layers,
     pool_in,
-    refusing,
 )
 from torchbeast.core.envs.spaces import (
     ArrayNest,
@@ -57,7 +56,7 @@ from torchbeast.core.envs.spaces import (
     observation_spec,
 )
 from torchbeast.core.envs.sync_vec_env import check_actions, environment_seeds, in_bounds
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, as_usage_error
 
 _log = logging.getLogger("torchbeast.gym_vector")
 
@@ -84,7 +83,7 @@ class GymVectorEnv(OwnVecEnv):
         self.env_id = env_id
         self.num_envs = int(attribute_of(env, "num_envs"))
         self._mode = self._checked_mode()
-        with refusing(env_id):
+        with as_usage_error(env_id):
             space = attribute_of(env, "single_observation_space")
             self.observation_space = observation_spec(space)
             self.action_space = from_gymnasium(attribute_of(env, "single_action_space"))

@@ -21,7 +21,6 @@ from torchbeast.core.envs.contract import (
     check_environment,
     number_in,
     picture_of,
-    refusing,
 )
 from torchbeast.core.envs.selection import check_keys, select
 from torchbeast.core.envs.spaces import (
@@ -117,7 +116,7 @@ class SyncVecEnv(OwnVecEnv):
                     f"{self._name(index)}: expected the action space {self.action_space} of "
                     f"environment 0, got {actions}"
                 )
-        with refusing(self._name(0)):
+        with as_usage_error(self._name(0)):
             self._declared = declared(getattr(env, "observation_space", None))
         self.observation_space: ObservationSpace = self._space_of(reset_one(env, None, {}))
         self._specs: list[ArraySpec] = flatten(self.observation_space)
@@ -199,7 +198,7 @@ class SyncVecEnv(OwnVecEnv):
 
     def _action_space_of(self, index: int) -> ActionSpace:
         check_environment(self._envs[index], self._name(index))
-        with refusing(f"{self._name(index)}: action space"):
+        with as_usage_error(f"{self._name(index)}: action space"):
             return from_gymnasium(self._envs[index].action_space)
 
     def _space_of(self, first: Any) -> ObservationSpace:
