@@ -69,7 +69,7 @@ class EnvProcess:
         self._worker = self._fleet.worker("environment")
         try:
             what = f"{self._name} to be made"
-            described = self._ask(what, "start", spec, num_envs, render)
+            described = self._call(what, "start", spec, num_envs, render)
         except BaseException:
             self._worker.kill()
             raise
@@ -80,23 +80,23 @@ class EnvProcess:
         self.num_agents: int = described["num_agents"]
 
     def reset(self, seed: int) -> ArrayNest:
-        return self._call("a reset", "reset", seed)
+        return self._call(f"a reset of {self._name}", "reset", seed)
 
     def step(self, action: ArrayNest) -> VecStep:
         """Executes the actions. The environments' info does not leave their process."""
-        return self._call("a step", "step", action)
+        return self._call(f"a step of {self._name}", "step", action)
 
     def render(self) -> np.ndarray | None:
         """Returns a picture of environment 0, uint8 [H, W, 3], or None when it renders no array."""
-        return self._call("a picture", "render")
+        return self._call(f"a picture of {self._name}", "render")
 
     def check_goals(self) -> None:
         """Raises EnvError unless the environment has goals, see outcome_of."""
-        self._call("the goals", "check_goals")
+        self._call(f"the goals of {self._name}", "check_goals")
 
     def outcome(self, achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns what other goals would have brought, see outcome_of."""
-        what = "the rewards of other goals"
+        what = f"the rewards of other goals of {self._name}"
         return self._call(what, "outcome", achieved, desired)
 
     def close(self) -> None:
@@ -106,11 +106,7 @@ class EnvProcess:
         self._fleet.end()
 
     def _call(self, what: str, method: str, *arguments: Any) -> Any:
-        """Returns the answer of a method; what: a noun phrase for it."""
-        return self._ask(f"{what} of {self._name}", "answer", method, *arguments)
-
-    def _ask(self, what: str, method: str, *arguments: Any) -> Any:
-        """Returns the answer of the worker; what: describes it."""
+        """Returns the answer of the worker; what: a noun phrase for it."""
         with self._calling:
             self._check_goes_on()
             if self._error is not None:
@@ -118,7 +114,7 @@ class EnvProcess:
             self._error = RunError(f"{self._name}: an earlier call was abandoned")
             try:
                 answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-                self._worker.call(answers.put, method, *arguments)
+                self._worker.call(answers.put, "answer", method, *arguments)
                 answer = self._next(answers, what)
                 self._error = self._named(error_in(answer))
                 if self._error is not None:

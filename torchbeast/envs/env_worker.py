@@ -24,8 +24,8 @@ class EnvWorker(FleetWorker):
 
     def start(self, spec: EnvSpec, num_envs: int, render: bool) -> dict[str, Any]:
         """Makes the environments and describes them."""
-        self._env = self._closing.enter_context(closing(make_environment(spec, num_envs, render)))
         self._env_name = spec.name
+        self._env = self._closing.enter_context(closing(make_environment(spec, num_envs, render)))
         described = {name: getattr(self._env, name) for name in _DESCRIPTION}
         return {**described, "num_agents": getattr(self._env, "num_agents", 1)}
 

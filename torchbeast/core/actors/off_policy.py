@@ -356,7 +356,9 @@ class BuiltIn(OffPolicyActor):
         super().__init__()
         self.distribution = distribution_for(action_space, over_box=SquashedGaussian)
         if not isinstance(self.distribution, self.over):
-            raise _misfit(self, self.over, _named(action_space))
+            kind = type(action_space).__name__
+            kind += f" of {action_space.dtype}" if isinstance(action_space, Box) else ""
+            raise _misfit(self, self.over, kind)
         self.features = Features(observation_space, body)
         self.add_module(self.head, nn.Linear(body.hidden, self._num_outputs))
         self._space, self._body = observation_space, body
@@ -435,11 +437,6 @@ FAMILIES: dict[str, type[BuiltIn]] = {
     "td3": TD3Net,
 }
 _SPACES = {Categorical: "Discrete", SquashedGaussian: "Box"}  # of distributions
-
-
-def _named(actions: ActionSpace) -> str:
-    kind = type(actions).__name__
-    return f"{kind} of {actions.dtype}" if isinstance(actions, Box) else kind
 
 
 def _misfit(network: Actor, over: Iterable[type[ActionDistribution]], space: str) -> SpecError:

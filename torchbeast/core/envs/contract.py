@@ -21,8 +21,6 @@ from torchbeast.errors import UsageError
 MASK = "action_mask"
 """The entry of a dict observation that masks actions; see ActionMask in core/actors/contract.py."""
 
-_OF_ONE = ("reset", "step", "action_space")  # attributes of one environment
-
 
 class VecStep(NamedTuple):
     """The results of one step of E environments.
@@ -83,7 +81,8 @@ def check_environment(env: Any, whose: str) -> None:
         raise UsageError(
             f"{whose} {kind}: add a parameter num_envs to its factory, like gymnasium.make_vec"
         )
-    if missing := [name for name in _OF_ONE if getattr(env, name, None) is None]:
+    needed = ("reset", "step", "action_space")
+    if missing := [name for name in needed if getattr(env, name, None) is None]:
         raise UsageError(
             f"{whose}: expected an environment with Gymnasium's interface, got {_named(env)} "
             f"without {', '.join(missing)}"

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from torchbeast.core.base.checks import short_repr
+from torchbeast.core.base.checks import at_least, require, short_repr
 from torchbeast.core.base.nest import flatten, map_leaves, pack_as
 
 # Dtypes of the wire format, by numpy's names.
@@ -72,8 +72,7 @@ class ArraySpec:
         return numbers[:1] if len(set(numbers)) == 1 else numbers
 
     def _check_categories(self, categories: tuple[int, ...]) -> None:
-        if min(categories) < 1:
-            raise ValueError(f"categories must be at least 1, got {min(categories)}")
+        at_least(1, categories=min(categories))
         if self.dtype.startswith("float"):
             raise ValueError(f"categories are integers, got the dtype {self.dtype}")
         if max(*categories, *map(abs, self.start), 0) > _LARGEST_CATEGORY:
@@ -95,8 +94,7 @@ class Discrete:
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", int(self.n))
         object.__setattr__(self, "start", int(self.start))
-        if self.n < 1:
-            raise ValueError(f"Discrete needs at least one action, got n={self.n}")
+        require(self.n >= 1, f"Discrete needs at least one action, got n={self.n}")
 
 
 @dataclass(frozen=True)
@@ -206,8 +204,7 @@ def _bound(name: str, bound: Any) -> float | None:
     if bound is None:
         return None
     value = float(bound)
-    if math.isnan(value):
-        raise ValueError(f"{name} must be a number, got NaN")
+    require(not math.isnan(value), f"{name} must be a number, got NaN")
     return value
 
 

@@ -148,22 +148,19 @@ class TasksEnv(OwnVecEnv):
     def step(self, action: ArrayNest) -> VecStep:
         if (count := len(flatten(action)[0])) != self.num_envs:
             raise ValueError(f"expected actions of {self.num_envs} environments, got {count}")
-        steps = [
-            self._step(number, part, map_leaves(itemgetter(here), action))
-            for number, part, here in self._places()
-        ]
+        steps = []
+        for number, part, here in self._places():
+            step = part.step(map_leaves(itemgetter(here), action))
+            final, nothing = step.final_observation, np.zeros(part.num_envs, bool)
+            numbered = step._replace(
+                observation=self._numbered(number, step.observation),
+                final_observation=None if final is None else self._numbered(number, final),
+                resets=nothing if step.resets is None else step.resets,
+            )
+            steps.append(numbered)
         finals = [s.final_observation for s in steps if s.final_observation is not None]
         joined = VecStep(*_joined([step._replace(final_observation=()) for step in steps]))
         return joined._replace(final_observation=_joined(finals) if finals else None)
-
-    def _step(self, number: int, part: VecEnv, action: ArrayNest) -> VecStep:
-        step = part.step(action)
-        final, nothing = step.final_observation, np.zeros(part.num_envs, bool)
-        return step._replace(
-            observation=self._numbered(number, step.observation),
-            final_observation=None if final is None else self._numbered(number, final),
-            resets=nothing if step.resets is None else step.resets,
-        )
 
     @property
     def final_info(self) -> dict[int, Mapping[str, Any]]:
