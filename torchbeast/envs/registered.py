@@ -47,7 +47,12 @@ def make_of_gymnasium(spec: EnvSpec, num_envs: int, render: bool) -> VecEnv:
     env_id = spec.name
     gymnasium: Any = import_module("gymnasium", env_id)
     registered = _spec(gymnasium, env_id)
-    _check_kwargs(gymnasium, registered, spec)
+    if spec.kwargs:  # of the environment's constructor, or of gymnasium.make
+        constructor = registered.entry_point
+        if isinstance(constructor, str):
+            constructor = gymnasium.envs.registration.load_env_creator(constructor)
+        given = {**registered.kwargs, **spec.kwargs}
+        check_takes(constructor, given, env_id, also=("max_episode_steps",))
     mode = {"render_mode": "rgb_array"} if render else {}
     kwargs = {"disable_env_checker": True, **spec.kwargs, **mode}
 
@@ -61,17 +66,6 @@ def make_of_gymnasium(spec: EnvSpec, num_envs: int, render: bool) -> VecEnv:
         package = re.match(r"gymnasium\.envs\.(\w+)", str(registered.entry_point))
         what = f"pip install 'gymnasium[{package[1]}]'" if package else error
         raise EnvError(f"{env_id} needs a package that is not installed: {what}") from error
-
-
-def _check_kwargs(gymnasium: Any, registered: Any, spec: EnvSpec) -> None:
-    """Raises EnvError unless the environment's constructor or gymnasium.make takes them."""
-    if not spec.kwargs:
-        return
-    constructor = registered.entry_point
-    if isinstance(constructor, str):
-        constructor = gymnasium.envs.registration.load_env_creator(constructor)
-    given = {**registered.kwargs, **spec.kwargs}
-    check_takes(constructor, given, spec.name, also=("max_episode_steps",))  # gymnasium.make's own
 
 
 def _spec(gymnasium: Any, env_id: str) -> Any:

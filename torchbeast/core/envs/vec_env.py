@@ -20,7 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torchbeast.core.base.checks import at_least
 from torchbeast.core.envs.contract import VecStep, check_keywords, check_vec_env, is_vector, pool_in
@@ -30,13 +30,8 @@ from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace
 from torchbeast.core.envs.sync_vec_env import SyncVecEnv, accepts
 from torchbeast.errors import UsageError, expanded
 
-if TYPE_CHECKING:
-    from abc import ABCMeta as _ProtocolType
-else:
-    _ProtocolType = type(Protocol)
 
-
-class _WithFactory(_ProtocolType):
+class _WithFactory(type(Protocol)):  # type: ignore[misc]
     """Gives VecEnv its create_factory.
 
     A class method of VecEnv itself would belong to the protocol: every environment would need one.
