@@ -79,11 +79,6 @@ class EmbeddingRows(nn.Module):
             shape = spec.shape if len(numbers) > 1 else ()
             self.register_buffer(name, torch.tensor(numbers).reshape(shape), persistent=False)
 
-    @property
-    def num_rows(self) -> int:
-        """Number of rows of the table."""
-        return sum(self.counts)
-
     def forward(self, values: Tensor) -> Tensor:
         """Returns row indices [N, *shape] of values [N, *shape]."""
         inside = (values.long() - self.start).clamp_(min=0)
@@ -100,14 +95,14 @@ class OneHotTorso(Torso):
         super().__init__()
         self.num_features = size
         self.places = EmbeddingRows(spec, apart=True)
-        self.linear = nn.Linear(self.places.num_rows, size)
+        self.linear = nn.Linear(sum(self.places.counts), size)
         bound = 1 / math.sqrt(max(1, math.prod(spec.shape)))
         for parameter in self.linear.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, frames: Tensor) -> Tensor:
         places = self.places(frames).reshape(frames.shape[0], -1)
-        ones = self.linear.weight.new_zeros(frames.shape[0], self.places.num_rows)
+        ones = self.linear.weight.new_zeros(frames.shape[0], self.linear.in_features)
         return F.relu(self.linear(ones.scatter_(1, places, 1.0)))
 
 
