@@ -60,7 +60,7 @@ class VecStep(NamedTuple):
 
 
 class OwnVecEnv:
-    """What TorchBeast's own vector environments have in common; see VecEnv for the attributes."""
+    """Base class of TorchBeast's own vector environments; see VecEnv for the attributes."""
 
     num_envs: int
     env_id: str
