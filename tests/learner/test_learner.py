@@ -28,7 +28,7 @@ from torchbeast.core.algos import LASER, PPO
 from torchbeast.core.storages import OnPolicyBuffer, OnPolicyVTraceBuffer
 from torchbeast.fleets import child_process
 from torchbeast.reporting.log_files import read_logs
-from torchbeast.run import episodes
+from torchbeast.run import callbacks
 from torchbeast.schemes import Scheme
 
 TWO_PROCESSES = {"col_remote_workers": 2}
@@ -129,7 +129,7 @@ def test_an_evaluation_computes_as_workers_on_the_cpu_do_whatever_the_learner_co
 ) -> None:
     found: list[torch.dtype] = []
     monkeypatch.setattr(
-        episodes, "play", lambda env, agent, *_, **__: found.append(agent.model.compute_dtype)
+        callbacks, "play", lambda env, agent, *_, **__: found.append(agent.model.compute_dtype)
     )
     with Learner(scheme_of(), 10 * STEPS, tmp_path / "run") as learner:
         learner.actor.compute_dtype = torch.bfloat16  # as on a GPU

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -177,7 +178,8 @@ def test_agents_at_a_time_share_the_cores(
 def test_a_process_uses_the_share_of_cores_that_it_was_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("torchbeast.fleets.system._cores", lambda root: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("torchbeast.fleets.system._quotas", lambda root: [])
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert available_cores() == 8
     environment = environment_of_share(3)
