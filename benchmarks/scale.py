@@ -250,6 +250,7 @@ def cost_settings() -> list[Setting]:
         for streams in (4, 64, 256, 1024)
         if streams * envs <= 16_384
     ]
+    most = [Setting(128, 16, offered=200_000)]  # more than two cores can take in
     sizes = [Setting(64, 16, (64,), offered=24_000), Setting(64, 16, _PONG), Setting(64, 1, _PONG)]
     over_tcp = [
         Setting(64, 16, dials_in=True, offered=24_000),
@@ -260,7 +261,7 @@ def cost_settings() -> list[Setting]:
         Setting(1024, 1, tls=True, dials_in=True),
         Setting(1024, 16, tls=True, dials_in=True, offered=16_000),
     ]
-    return [*grid, *sizes, *over_tcp]
+    return [*grid, *most, *sizes, *over_tcp]
 
 
 class EmptyLearner:

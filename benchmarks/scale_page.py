@@ -67,7 +67,7 @@ def cost() -> Iterator[str]:
     sizes = sorted({int(row["envs_per_stream"]) for row in plain})
     each = [f"{size} environment{'s' * (size > 1)} a stream" for size in sizes]
     yield from _head("streams", *each, "threads", "MB")
-    for streams in sorted({int(row["streams"]) for row in plain}):
+    for streams in sorted({int(r["streams"]) for r in plain if r["envs_per_stream"] == "1"}):
         of_size = {int(r["envs_per_stream"]): r for r in plain if int(r["streams"]) == streams}
         cells = [
             f"{float(of_size[size]['learner_us']):.0f} us" if size in of_size else ""
@@ -75,6 +75,12 @@ def cost() -> Iterator[str]:
         ]
         usual = of_size.get(16, of_size[sizes[0]])
         yield _line(f"{streams:,}", *cells, usual["threads"], usual["megabytes"])
+    most = max(plain, key=lambda row: int(row["steps_per_second"]))
+    yield ""
+    yield (
+        f"With both cores full, the learner takes in {int(most['steps_per_second']):,} steps/s of "
+        f"{most['streams']} streams, for {float(most['learner_us']):.0f} us each."
+    )
 
 
 def formula() -> Iterator[str]:
