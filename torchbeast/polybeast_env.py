@@ -117,9 +117,7 @@ def _metrics(servers: EnvServers, plans: Sequence[ServerPlan]) -> list[Metric]:
     since = "since its process started"
     return [
         total("served_env_steps", f"Environment steps of a server, {since}.", steps, "server"),
-        Metric(
-            "open_streams", "Streams of a server whose environments exist now.", opened, "server"
-        ),
+        Metric("open_streams", "Open streams of a server.", opened, "server"),
         Metric("served_streams", "Streams that a learner opens to a server.", streams, "server"),
         total("replaced_servers", text, servers.replaced),
     ]

@@ -534,14 +534,14 @@ POOL = ["--env", "envpool:CartPole-v1"]
 @pytest.mark.parametrize(
     ("words", "sizes"),
     [
-        (POOL, (128, 32, 20)),
+        (POOL, (256, 64, 20)),
         ([*POOL, "--num_envs", "32"], (32, 8, 20)),
-        ([*POOL, "--batch_size", "8", "--unroll_length", "80"], (128, 8, 80)),
+        ([*POOL, "--batch_size", "8", "--unroll_length", "80"], (256, 8, 80)),
         ([*POOL, "--algo", "ppo"], (64, 64, 32)),
         ([*POOL, "--algo", "dqn"], (8, 32, 4)),
         ([*POOL, "--fixed_lag", "1"], (None, 8, 80)),
         ([*POOL, "--num_buffers", "40"], (None, 8, 80)),
-        ([*POOL, "--fixed_lag", "None"], (128, 32, 20)),
+        ([*POOL, "--fixed_lag", "None"], (256, 64, 20)),
         ([*POOL, "--algo", "ppo", "--fixed_lag", "0"], (64, 64, 32)),
         ([*POOL, "--preset", "cartpole"], (16, 16, 20)),
         ([*POOL, "--preset", "acrobot-impala"], (16, 8, 80)),

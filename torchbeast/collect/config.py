@@ -49,7 +49,7 @@ class ActorsConfig:
     num_envs: int | None = None
     """Total number of environments. More environments make larger inference batches, but use more
     memory. Default: 16 per worker (one worker per core); with more than four workers 8, 4, 2 or
-    1 each, for at most 64 in total but at least one per worker. In tasks of EnvPool 128, or 64 with
+    1 each, for at most 64 in total but at least one per worker. In tasks of EnvPool 256, or 64 with
     ppo. A resumed run keeps its number."""
 
     of_processes: ClassVar[str] = ""

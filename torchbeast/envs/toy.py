@@ -55,7 +55,7 @@ class _Toy(OwnVecEnv, ABC):
 
     @abstractmethod
     def _observation(self) -> ArrayNest:
-        """Returns the observations of all environments."""
+        """Returns the observations of all environments, once for each reset or step."""
 
 
 def _check_at_least(minimum: int, **values: int) -> None:

@@ -110,7 +110,7 @@ class FleetWorker:
         return WorkerLocation(socket.gethostname(), os.getpid(), "")
 
     def close(self) -> None:
-        """Closes what the worker has opened; the last call."""
+        """Closes what the worker has opened."""
         self._closing.close()
 
 

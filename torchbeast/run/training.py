@@ -338,7 +338,7 @@ class LearnerClock:
     thread may read it.
 
     Attributes:
-        steps: Runs while a step of the loop does.
+        steps: Runs while a step of the loop does; with several threads only `is_running` counts.
         updates: Measures updates.
         pauses: Measures callbacks, which are neither.
         writing: Measures writing rows, which is a part of waiting.

@@ -215,14 +215,16 @@ def _make_server(arguments: dict[str, Any], activity: ServerActivity, report: Se
     is_wrapped = keywords or arguments["counts"] or len(spec.task_names) > 1
 
     def make() -> Any:
-        number = activity.opens() if is_wrapped else 0
+        if not is_wrapped:
+            return first.pop(0, None) or envs.make(spec, num_envs)
+        number = activity.opens()
         try:
             here = spec.dealt(num_envs * number, num_envs)
             env: Any = first.pop(number, None) or envs.make(here, num_envs)
         except BaseException:
             activity.closed(number)
             raise
-        return ServedEnv(env, keywords, activity, number) if is_wrapped else env
+        return ServedEnv(env, keywords, activity, number)
 
     description = _description(first[0], spec, arguments)
     files = arguments["security"]

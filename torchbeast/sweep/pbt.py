@@ -130,14 +130,15 @@ class Population:
         self, rows: list[AgentRow], run_round: Callable[[], None], supervisor: Supervisor
     ) -> None:
         """Runs the rounds that are left. Keeps in `rows` the members of the current round."""
+        self._write()
         while True:
-            self._write()
             run_round()
             self.note(rows)
             has_failed = all(row.state == "failed" for row in rows)
             if supervisor.ended or has_failed or self.round == self._rounds:
                 return
             self._turns += self._next_round()
+            self._write()  # at once: it has replaced checkpoints
             rows[:] = self.rows()
 
     def note(self, rows: Sequence[AgentRow]) -> None:

@@ -182,7 +182,7 @@ def test_an_optimiser_without_a_term_does_not_move() -> None:
 
 @pytest.mark.parametrize("other", ["none", "acter"])
 def test_a_term_that_no_optimiser_minimises_is_an_error(other: str) -> None:
-    terms = {"critic_loss": "critic"} if other == "none" else {"actor_loss": other}
+    terms = {"critic_loss": "critic"} | ({} if other == "none" else {"actor_loss": other})
     algo = type("Mine", (Toy,), {"minimised_by": terms})(LinearActor(), ToyConfig())
     step = OptimiserStep(algo, StepConfig(), total_steps=10)
     with pytest.raises(KeyError):

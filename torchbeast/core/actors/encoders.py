@@ -341,12 +341,16 @@ def _has_pixels(spec: ArraySpec) -> bool:
     return _has_gray_levels(spec) or _is_large(spec.shape) or is_small
 
 
+def _scaled(frames: Tensor) -> Tensor:
+    return frames.float() * (1 / 255)
+
+
 def _prepared(spec: ArraySpec, torso: Torso) -> Torso:
     """Adds the scaling that the torso, which only divides bytes by 255, does not do itself."""
     if needs_statistics(spec):
         return PreparedTorso(RunningNorm(spec.shape), torso)
     if _has_gray_levels(spec) and spec.dtype != "uint8":
-        return PreparedTorso(lambda frames: frames.float() * (1 / 255), torso)
+        return PreparedTorso(_scaled, torso)
     if spec.dtype == "uint8" and spec.high is not None and spec.high <= 1:
         return PreparedTorso(Tensor.float, torso)
     return torso

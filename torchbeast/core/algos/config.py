@@ -301,7 +301,7 @@ class IMPALAConfig(RewardConfig):
     """IMPALA (Espeholt et al. 2018): V-trace actor-critic loss and optimiser."""
 
     # A call of the network then acts in many environments, and an update trains on as many steps.
-    usual_in_pool: ClassVar[Mapping[str, Any]] = {"num_envs": 128, "unroll_length": 20}
+    usual_in_pool: ClassVar[Mapping[str, Any]] = {"num_envs": 256, "unroll_length": 20}
 
     entropy_cost: float = 0.0006
     """Entropy bonus coefficient, 0.0005 to 0.05 (losses are sums). Larger values explore more."""

@@ -79,7 +79,8 @@ class Schedules:
         usual = self.of.get(RATE, Schedule(1.0))
         rates = [float(group["lr"]) for group in self._groups()]
         self._rates = [
-            replace(usual, initial=rate, final=rate / usual.initial * usual.final) for rate in rates
+            replace(usual, initial=rate, final=usual.final and rate / usual.initial * usual.final)
+            for rate in rates
         ]
         self.of[RATE] = next(iter(self._rates), usual)
 
@@ -356,12 +357,14 @@ class OptimiserStep(Generic[BatchT]):
     def _backward(self, terms: Mapping[str, Tensor]) -> Tensor:
         """Adds the gradients of each optimiser's terms to its own parameters; returns the total."""
         only = self._minimisers[0].name if len(self._minimisers) == 1 else None
-        owners = {term: only or self.algo.minimised_by[term] for term in terms}
-        totals = []
-        for minimiser in self._minimisers:
-            own = [loss for term, loss in terms.items() if owners[term] == minimiser.name]
-            if own:
-                totals.append((minimiser.parameters, torch.stack(own).sum()))
+        losses: dict[str, list[Tensor]] = {each.name: [] for each in self._minimisers}
+        for term, loss in terms.items():
+            losses[only or self.algo.minimised_by[term]].append(loss)
+        totals = [
+            (minimiser.parameters, torch.stack(own).sum())
+            for minimiser in self._minimisers
+            if (own := losses[minimiser.name])
+        ]
         for number, (parameters, total) in enumerate(totals, start=1):
             trained = [p for p in parameters if p.requires_grad]
             if total.requires_grad:  # else its terms depend on frozen parameters only

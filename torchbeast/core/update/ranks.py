@@ -198,7 +198,7 @@ class Statistics:
 
     def __init__(self, algo: Algorithm[Any]) -> None:
         self._algo = algo
-        modules = nn.ModuleDict(algo.models).modules()  # once each, though two models may share one
+        modules = nn.ModuleList(algo.models.values()).modules()  # once each: models may share one
         self._norms = [module for module in modules if isinstance(module, RunningNorm)]
 
     def observed(self, batch: Batch) -> list[Moments]:

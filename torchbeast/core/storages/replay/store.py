@@ -95,7 +95,7 @@ class RolloutStore(ABC):
     torch's memory.
 
     inserted, sampled: steps inserted and read so far. lock: hold it for every call but
-    `stats`, if several threads make calls.
+    `stats`, if several threads make calls; `insert` and `fill` of a RolloutReplay take it.
     """
 
     def __init__(
