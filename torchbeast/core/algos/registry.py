@@ -70,7 +70,7 @@ def find_algorithm(name: str) -> type[Algorithm[Any]]:
 
 
 def config_of(name: str) -> type:
-    """Returns the Config of the algorithm of that name; errors as of `find`.
+    """Returns the Config of the algorithm of that name; errors as of `find_algorithm`.
 
     Configs of built-in algorithms import no torch.
     """

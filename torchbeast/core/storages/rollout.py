@@ -274,16 +274,14 @@ class Rollout:
         """Returns copies of single steps as columns of two rows, which count as learnt steps but
         not as collected ones.
 
-        It is for feed-forward networks only: the state of a recurrent one is known for row 0 alone.
+        It is for feed-forward networks only: the state of a recurrent one, which is known for row 0
+        alone, is left out.
 
         Args:
             which: int64 [N]; number t * B + b is the step from row t to row t + 1 of column b.
 
         Returns:
             A rollout of shape [2, N].
-
-        Raises:
-            ValueError: If the rollout has a recurrent state.
         """
         rows, columns = which.div(self.batch_size, rounding_mode="floor"), which % self.batch_size
         return self._gathered(torch.stack([rows, rows + 1]), torch.stack([columns, columns]))
