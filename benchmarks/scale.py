@@ -242,7 +242,7 @@ def costs(arguments: argparse.Namespace) -> Iterator[Row]:
 def cost_settings() -> list[Setting]:
     """Returns all settings: first those that differ in streams and environments.
 
-    Their hosts keep about half of two cores busy: a step costs more in a process that is idle.
+    At lower rates a step costs more, because fewer share an inference batch.
     """
     grid = [
         Setting(streams, envs, offered=24_000 if envs > 1 else 8000)
@@ -250,7 +250,7 @@ def cost_settings() -> list[Setting]:
         for streams in (4, 64, 256, 1024)
         if streams * envs <= 16_384
     ]
-    most = [Setting(128, 16, offered=200_000)]  # more than two cores can take in
+    most = [Setting(128, 16, offered=200_000)]  # more than a learner takes in
     sizes = [Setting(64, 16, (64,), offered=24_000), Setting(64, 16, _PONG), Setting(64, 1, _PONG)]
     over_tcp = [
         Setting(64, 16, dials_in=True, offered=24_000),
@@ -304,7 +304,9 @@ def _cost(arguments: argparse.Namespace, setting: Setting, place: Place) -> Row:
         rollouts = 2 * (scale_learner.UNROLL_LENGTH + 1) * setting.streams * setting.envs
         seconds_until(lambda: learner.ask()["steps"] >= rollouts, "two rollouts of each stream")
         time.sleep(_WARM_UP_S)
-        return setting.row() | _measure(learner, hosts, arguments.seconds, joined)
+        # Streams that step together also complete their rollouts together.
+        rollout_s = scale_learner.UNROLL_LENGTH * setting.sleep_ms / 1000
+        return setting.row() | _measure(learner, hosts, max(arguments.seconds, rollout_s), joined)
 
 
 def _measure(learner: EmptyLearner, hosts: Hosts, seconds: float, joined: float) -> Row:

@@ -78,8 +78,8 @@ def cost() -> Iterator[str]:
     most = max(plain, key=lambda row: int(row["steps_per_second"]))
     yield ""
     yield (
-        f"With both cores full, the learner takes in {int(most['steps_per_second']):,} steps/s of "
-        f"{most['streams']} streams, for {float(most['learner_us']):.0f} us each."
+        f"{most['streams']} streams of {most['envs_per_stream']} environments that offer more than "
+        f"a learner takes in make {int(most['steps_per_second']):,} steps/s."
     )
 
 
@@ -169,16 +169,14 @@ def _network(row: Mapping[str, str]) -> Network:
 def _advice(what: str, load: Load, network: Network, hosts: int) -> str:
     found = predict(load, network, _CORES, link_bytes=_LINK)
     offered, rate = found.limits["environments"], found.steps_per_second
-    enough, learners = (
-        math.floor(hosts * rate / offered) or 1,
-        max(1, math.ceil(offered / rate - 0.1)),
-    )
+    learners = max(1, math.ceil(offered / rate - 0.1))
+    most = math.ceil(hosts / learners)
     run = "one learner, `--listen`"
     if learners > _MOST_LEARNERS:
-        per = "host" if enough == 1 else f"{enough:,} hosts"
+        per = "host" if most == 1 else f"{most:,} hosts"
         run = f"learners with GPUs; on CPUs one per {per}"
     elif learners > 1:
-        run = f"{learners} learners, each with {enough:,} of the hosts"
+        run = f"{learners} learners, each with up to {most:,} of the hosts"
     limit = "the environments" if found.limit == "environments" else found.limit
     return _line(what, f"{offered:,.0f} steps/s", run, f"{rate:,.0f} steps/s", limit)
 

@@ -178,7 +178,7 @@ class BatchingQueue {
   void append(T item) REQUIRES(mutex_) {
     try {
       items_.push_back(std::move(item));
-    } catch (const std::bad_alloc&) {
+    } catch (...) {
       not_full_.notify_one();
       throw;
     }

@@ -316,7 +316,7 @@ TEST(BufferPoolTest, ABufferServesArraysOfNearlyItsSize) {
   EXPECT_EQ(pool.idle_bytes(), 0u) << "it is in use again";
 }
 
-TEST(BufferPoolTest, EveryBufferHoldsWhatWasAskedForAndAnEighthMoreAtTheMost) {
+TEST(BufferPoolTest, ABufferBelowAMegabyteHasAtMostAnEighthMoreThanWasAskedFor) {
   for (std::size_t size = BufferPool::kMinPooledBytes; size < 40'000; size += 61) {
     BufferPool pool;
     pool.allocate(size).reset();
@@ -325,13 +325,16 @@ TEST(BufferPoolTest, EveryBufferHoldsWhatWasAskedForAndAnEighthMoreAtTheMost) {
   }
 }
 
-TEST(BufferPoolTest, AHugeBufferServesAnyBatchOfUpToItsSize) {
+TEST(BufferPoolTest, AHugeBufferServesArraysThatAreUpToAFifthSmaller) {
   BufferPool pool;
-  pool.allocate(5 * BufferPool::kHugeBytes).reset();
-  const std::size_t idle = pool.idle_bytes();
-  const auto batch = pool.allocate(7 * BufferPool::kHugeBytes);
-  EXPECT_EQ(idle, 8 * BufferPool::kHugeBytes);
+  pool.allocate(4 * BufferPool::kHugeBytes + 1).reset();
+  EXPECT_EQ(pool.idle_bytes(), 5 * BufferPool::kHugeBytes);
+  const auto batch = pool.allocate(5 * BufferPool::kHugeBytes);
   EXPECT_EQ(pool.idle_bytes(), 0u) << "it is in use again";
+}
+
+TEST(BufferPoolTest, ASizeThatCannotBeRoundedUpIsOutOfMemory) {
+  EXPECT_THROW(BufferPool().allocate(SIZE_MAX - 1), std::bad_alloc);
 }
 
 TEST(BufferPoolTest, OfBuffersUsedInTurnOneIsIdleHoweverLargeTheyAre) {

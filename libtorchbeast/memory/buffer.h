@@ -10,6 +10,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -21,8 +22,8 @@
 namespace torchbeast {
 
 // Free lists by size class. Sizes are rounded up by at most 12.5%, so there are few classes, and
-// batches of nearly equal size share one; those above kHugeBytes to a power of two, because batches
-// for inference differ in size, and the operating system gives no pages for what is never written.
+// batches of nearly equal size share one; those above kHugeBytes by at most 25%, because batches
+// for inference differ in size.
 //
 // Thread safety: every method may be called from any thread.
 // Ownership: a buffer belongs to the holders of its shared_ptr; the pool owns only idle buffers. It
@@ -59,6 +60,7 @@ class BufferPool {
 
   // Returns num_bytes of uninitialised memory, aligned to a cache line. Throws std::bad_alloc.
   std::shared_ptr<std::byte> allocate(std::size_t num_bytes) {
+    if (num_bytes > PTRDIFF_MAX) throw std::bad_alloc();
     if (num_bytes < kMinPooledBytes || retired_) return small(num_bytes);
     const std::size_t size = rounded(num_bytes);
     std::byte* data = take_idle(size);
@@ -94,10 +96,10 @@ class BufferPool {
 #endif
   }
 
-  // Returns the size of the class: the four highest bits are kept, the highest alone of a huge
-  // size, and the rest is rounded up.
+  // Returns the size of the class: the four highest bits are kept, three of a huge size, and the
+  // rest is rounded up.
   static std::size_t rounded(std::size_t num_bytes) {
-    const std::size_t steps = num_bytes < kHugeBytes ? 16 : 2;
+    const std::size_t steps = num_bytes < kHugeBytes ? 16 : 8;
     std::size_t step = kMinPooledBytes / 8;
     while (num_bytes / step >= steps) step *= 2;
     return (num_bytes + step - 1) / step * step;

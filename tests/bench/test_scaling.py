@@ -45,7 +45,7 @@ def test_the_smallest_limit_is_the_prediction() -> None:
     fast = dataclasses.replace(LOAD, step_s=0.01)
     many = predict(fast, NETWORK, cores=4)
     assert many.limit == "cores"
-    assert many.steps_per_second == pytest.approx(4e6 / many.learner_us)
+    assert many.steps_per_second == pytest.approx(0.85 * 4e6 / many.learner_us)
     shared = predict(fast, NETWORK, cores=4, beside_us=many.learner_us)
     assert shared.steps_per_second == pytest.approx(many.steps_per_second / 2)
     slow = dataclasses.replace(NETWORK, inference_rate=500.0)
