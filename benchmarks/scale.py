@@ -242,7 +242,7 @@ def costs(arguments: argparse.Namespace) -> Iterator[Row]:
 def cost_settings() -> list[Setting]:
     """Returns all settings: first those that differ in streams and environments.
 
-    At lower rates a step costs more, because fewer share an inference batch.
+    At lower rates a step costs more, because fewer steps share an inference batch.
     """
     grid = [
         Setting(streams, envs, offered=24_000 if envs > 1 else 8000)
@@ -300,7 +300,7 @@ def _cost(arguments: argparse.Namespace, setting: Setting, place: Place) -> Row:
         learner = EmptyLearner(setting, place)
         opened.callback(learner.kill)
         joined = seconds_until(lambda: learner.ask()["streams"] == setting.streams, "joining")
-        # The memory of the first rollouts is new, which costs more than all else of a step.
+        # The memory of the first rollouts is new, which is up to a third of their cost.
         rollouts = 2 * (scale_learner.UNROLL_LENGTH + 1) * setting.streams * setting.envs
         seconds_until(lambda: learner.ask()["steps"] >= rollouts, "two rollouts of each stream")
         time.sleep(_WARM_UP_S)

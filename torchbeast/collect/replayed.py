@@ -344,7 +344,7 @@ def _with_finals(rollout: Rollout, finals: list[np.ndarray]) -> Nest[Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """When to update, and how to sample."""
+    """Pace of the updates from a replay of transitions, and how it is sampled."""
 
     batch_size: int  # transitions
     updates_per_step: float  # after learn_start

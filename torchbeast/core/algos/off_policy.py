@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What DQN, SAC and TD3 have in common: targets of n steps, target networks, weights, priorities;
-and what DQN, PQN and R2D2 do: exploration.
+"""Common parts of off-policy algorithms. DQN, SAC and TD3 share targets of n steps, target
+networks, weights and priorities; DQN, PQN and R2D2 share exploration.
 
 B is the number of transitions. With n-step returns R_b is the discounted sum of the m_b rewards of
 transition b, m_b <= n, and its target is
