@@ -373,41 +373,19 @@ TEST(BufferPoolTest, ABufferThatNoListHasMemoryForIsFreed) {
   EXPECT_EQ(pool.idle_bytes(), 0u);
 }
 
-TEST(BufferPoolTest, AFailedEvictionKeepsTheIdleBuffer) {
-  BufferPool pool(kLarge, Clock::duration::zero());
-  pool.allocate(kLarge).reset();
-  auto larger = pool.allocate(kLarge + kLarge / 8);
-  {
-    const NoMemory scope;
-    larger.reset();
-  }
-  EXPECT_EQ(pool.idle_bytes(), kLarge);
-  const auto again = pool.allocate(kLarge);
-  EXPECT_EQ(pool.idle_bytes(), 0u) << "its buffer is still there";
-}
-
-TEST(BufferPoolTest, SizesThatNobodyAsksForAnyMoreMakeRoom) {
-  BufferPool pool(2 * kLarge, Clock::duration::zero());
+TEST(BufferPoolTest, NewMemoryFreesSizesThatNobodyAsksForAnyMore) {
+  BufferPool pool(BufferPool::kMaxIdleBytes, Clock::duration::zero());
   {
     const auto first = pool.allocate(kLarge), second = pool.allocate(kLarge);
   }
-  ASSERT_EQ(pool.idle_bytes(), 2 * kLarge);
+  const auto same = pool.allocate(kLarge);
+  EXPECT_EQ(pool.idle_bytes(), kLarge) << "a buffer that is taken again is not new memory";
   pool.allocate(2 * kLarge).reset();
-  EXPECT_EQ(pool.idle_bytes(), 2 * kLarge) << "one of the new size instead of two old ones";
-  const auto again = pool.allocate(2 * kLarge);
-  EXPECT_EQ(pool.idle_bytes(), 0u);
-}
-
-TEST(BufferPoolTest, TheSizeThatWasAskedForLongestAgoMakesRoomFirst) {
-  BufferPool pool(3 * kLarge, Clock::duration::zero());
-  for (const std::size_t size : {kLarge, 2 * kLarge, kLarge}) pool.allocate(size).reset();
-  ASSERT_EQ(pool.idle_bytes(), 3 * kLarge);
-  pool.allocate(kLarge + kLarge / 2).reset();
-  EXPECT_EQ(pool.idle_bytes(), kLarge + kLarge + kLarge / 2);
+  EXPECT_EQ(pool.idle_bytes(), 2 * kLarge) << "the new size alone";
 }
 
 TEST(BufferPoolTest, SizesThatWereAskedForOfLateAreKept) {
-  BufferPool pool(2 * kLarge, std::chrono::hours(1));
+  BufferPool pool(2 * kLarge);
   {
     const auto first = pool.allocate(kLarge), second = pool.allocate(kLarge);
   }

@@ -29,8 +29,8 @@ namespace torchbeast {
 // Ownership: a buffer belongs to the holders of its shared_ptr; the pool owns only idle buffers. It
 // keeps a returning buffer as long as the idle buffers have at most max_idle_bytes more than the
 // buffers in use: if two batches are used in turn, one of them is idle, however large they are.
-// Beyond that, the pool frees buffers whose size was not requested within `stale_after`; if there
-// are none, it frees the returning buffer. instance() is never destroyed, because Python may
+// Before it allocates new memory, it frees the idle buffers whose size was not requested within
+// `stale_after`: a peak does not stay in memory. instance() is never destroyed, because Python may
 // release arrays at exit.
 class BufferPool {
  public:
@@ -64,7 +64,10 @@ class BufferPool {
     if (num_bytes < kMinPooledBytes || retired_) return small(num_bytes);
     const std::size_t size = rounded(num_bytes);
     std::byte* data = take_idle(size);
-    if (data == nullptr) data = fresh(size);
+    if (data == nullptr) {
+      while (std::byte* stale = take_stale()) std::free(stale);
+      data = fresh(size);
+    }
     in_use_bytes_ += size;
     return {data, [this, size](std::byte* released) { give_back(released, size); }};
   }
@@ -122,41 +125,31 @@ class BufferPool {
   // The deleter of a shared_ptr, which must not throw.
   void give_back(std::byte* data, std::size_t size) noexcept EXCLUDES(mutex_) {
     in_use_bytes_ -= size;
-    std::vector<std::byte*> stale;  // freed after unlocking
     bool kept = false;
     try {
-      kept = !retired_ && keep_idle(data, size, &stale);
-    } catch (const std::bad_alloc&) {  // the lists could not grow
+      kept = !retired_ && keep_idle(data, size);
+    } catch (const std::bad_alloc&) {  // the list could not grow
     }
     if (!kept) std::free(data);
-    for (std::byte* buffer : stale) std::free(buffer);
   }
 
   // Returns false if there is no room for the buffer.
-  bool keep_idle(std::byte* data, std::size_t size, std::vector<std::byte*>* stale)
-      EXCLUDES(mutex_) {
+  bool keep_idle(std::byte* data, std::size_t size) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    const std::size_t limit = max_idle_bytes_ + in_use_bytes_;
-    while (idle_bytes_ + size > limit && drop_stale(stale)) continue;
-    if (idle_bytes_ + size > limit) return false;
+    if (idle_bytes_ + size > max_idle_bytes_ + in_use_bytes_) return false;
     idle_[size].buffers.push_back(data);
     idle_bytes_ += size;
     return true;
   }
 
-  // Moves a buffer of the least recently requested class to *stale. Returns false if no class is
-  // stale.
-  bool drop_stale(std::vector<std::byte*>* stale) REQUIRES(mutex_) {
-    auto oldest = idle_.end();
-    for (auto it = idle_.begin(); it != idle_.end(); ++it) {
-      if (it->second.buffers.empty()) continue;
-      if (oldest == idle_.end() || it->second.asked_for < oldest->second.asked_for) oldest = it;
+  // Returns an idle buffer of a size that was not requested lately, or nullptr.
+  std::byte* take_stale() EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    const Clock::time_point now = Clock::now();
+    for (auto& [size, idle] : idle_) {
+      if (!idle.buffers.empty() && now - idle.asked_for >= stale_after_) return take(idle, size);
     }
-    if (oldest == idle_.end()) return false;
-    if (Clock::now() - oldest->second.asked_for < stale_after_) return false;
-    stale->push_back(oldest->second.buffers.back());  // first, because it may throw
-    take(oldest->second, oldest->first);
-    return true;
+    return nullptr;
   }
 
   struct SizeClass {
