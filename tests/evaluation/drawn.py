@@ -51,6 +51,7 @@ CASES = {
     "small": Case("small", ArraySpec((5, 6), "uint8", 0, 30)),
     "lstm": Case("mlp", SCALED, use_lstm=True),
     "gru": Case("small", ArraySpec((4, 4, 2), "bool"), use_lstm=True, kwargs={"core": "gru"}),
+    "gtrxl": Case("mlp", SCALED, use_lstm=True, kwargs={"core": "gtrxl", "core_length": 3}),
     "masked": Case("mlp", MASKED, use_lstm=True),
     "masked-pair": Case("mlp", MASKED, MultiDiscrete((2, 3))),
     "masked-integers": Case("mlp", MASKED, Box((2, -1), (3, 1), (2, 1), "int16"), use_lstm=True),

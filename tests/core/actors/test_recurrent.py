@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.actors.networks import (
+from torchbeast.core.actors.cores import (
     initial_core_state,
     make_core,
     run_core,
@@ -133,19 +133,36 @@ def test_a_gru_in_segments_equals_pytorchs_step_by_step(places: list[tuple[int, 
 
 @pytest.mark.parametrize("name", ["mlp", "shallow-norm", "shallow", "deep"])
 def test_a_network_with_a_gru_is_made_from_its_keyword_argument(name: str) -> None:
-    spec = ActorSpec(name, {"core": "gru", "hidden": 8}, use_lstm=True)
+    spec = ActorSpec(name, {"core": "gru", "hidden": 8, "core_layers": 3}, use_lstm=True)
     model: Any = make_model(spec, ArraySpec((1, 36, 36), "uint8"), Discrete(3))
     assert isinstance(model.core, nn.GRU)
     state = model.initial_state(B)
     assert isinstance(state, Tensor) and not state.any()
-    assert state.shape == (model.core.num_layers, B, model.core.hidden_size)
+    assert state.shape == (3, B, model.core.hidden_size)
+
+
+@pytest.mark.parametrize("name", ["mlp", "shallow-norm", "shallow", "deep"])
+def test_a_network_with_a_gtrxl_has_a_memory_of_the_length_that_was_named(name: str) -> None:
+    kwargs = {"core": "gtrxl", "hidden": 8, "core_layers": 2, "core_length": 5}
+    model: Any = make_model(
+        ActorSpec(name, kwargs, use_lstm=True), ArraySpec((1, 36, 36), "uint8"), Discrete(3)
+    )
+    assert [leaf.shape for leaf in model.initial_state(B)] == [(2 * 5, B, 8), (1, B, 1)]
 
 
 @pytest.mark.parametrize(
-    ("core", "use_lstm", "reason"),
-    [("rnn", True, 'core must be lstm or gru, got "rnn"'), ("gru", False, "add use_lstm")],
+    ("kwargs", "use_lstm", "reason"),
+    [
+        ({"core": "rnn"}, True, 'core must be lstm, gru or gtrxl, got "rnn"'),
+        ({"core": "gru"}, False, "add use_lstm"),
+        ({"core": "gtrxl", "hidden": 30}, True, "hidden must be a multiple of 4"),
+        ({"core": "gtrxl", "core_length": 0}, True, "core_length must be a whole number"),
+        ({"core_layers": 1.5}, True, "core_layers must be a whole number"),
+    ],
 )
-def test_a_core_that_there_is_not_is_refused(core: str, use_lstm: bool, reason: str) -> None:
-    spec = ActorSpec("mlp", {"core": core}, use_lstm=use_lstm)
+def test_a_core_that_there_is_not_is_refused(
+    kwargs: dict[str, Any], use_lstm: bool, reason: str
+) -> None:
+    spec = ActorSpec("mlp", kwargs, use_lstm=use_lstm)
     with pytest.raises(SpecError, match=reason):
         make_model(spec, ArraySpec((3,), "float32"), Discrete(3))

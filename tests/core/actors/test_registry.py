@@ -159,8 +159,8 @@ def test_hidden_is_the_width_of_every_built_in_network(name: str, use_lstm: bool
 
 
 OPTIONS = (
-    "'hidden', 'core', 'norm', 'shared_body', 'orthogonal', 'state_deviation', "
-    "'initial_deviation', 'activation'"
+    "'hidden', 'core', 'core_layers', 'core_length', 'norm', 'shared_body', 'orthogonal', "
+    "'state_deviation', 'initial_deviation', 'activation'"
 )
 
 

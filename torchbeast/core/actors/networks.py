@@ -5,7 +5,8 @@
     leaf -> torso ┼-> fc, ReLU -> [features, reward, last action] -> (LSTM) -> policy
     ...           ┘                                                        └-> baseline
 
-The mlp has tanh in place of ReLU. The core is an LSTM, or with core="gru" a GRU of as many units.
+The mlp has tanh in place of ReLU. The core is an LSTM, or as the keyword argument `core` says; see
+cores.py.
 With a single leaf the torso's layers belong to the network itself and are named as in the original
 programs, so that published checkpoints load.
 """
@@ -16,7 +17,6 @@ import json
 import math
 from collections.abc import Iterable
 from functools import partial
-from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -24,6 +24,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.cores import (
+    Core,
+    check_count,
+    check_kwarg,
+    initial_core_state,
+    make_core,
+    run_core,
+)
 from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
 from torchbeast.core.actors.encoders import VECTOR_SIZE, torso_for
 from torchbeast.core.actors.torsos import (
@@ -37,73 +45,9 @@ from torchbeast.core.actors.torsos import (
     VectorTorso,
 )
 from torchbeast.core.base.computing import computing_in
-from torchbeast.core.base.nest import Nest, flatten, map_leaves
+from torchbeast.core.base.nest import Nest, flatten
 from torchbeast.core.base.specs import SpecError
 from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
-
-Core = nn.LSTM | nn.GRU
-
-FORGET_BIAS = 1.0
-
-
-def make_core(
-    kind: str, input_size: int, hidden_size: int, num_layers: int = 1, usual: bool = False
-) -> Core:
-    """Returns an "lstm" or "gru"; raises SpecError for another kind.
-
-    The forget gates of an LSTM are biased to remember (Jozefowicz et al. 2015). With PyTorch's
-    initialisation they start near sigmoid(0), so that an input of 8 steps ago, and the gradient
-    back to it, is scaled by 0.5^8. FORGET_BIAS makes that 0.73^8, as in the LSTM of the IMPALA
-    paper's program.
-
-    usual: leave PyTorch's initialisation as it is. A GRU always has it.
-    """
-    check_kwarg(kind in ("lstm", "gru"), "core", "lstm or gru", kind)
-    core = (nn.GRU if kind == "gru" else nn.LSTM)(input_size, hidden_size, num_layers)
-    for name, parameter in core.named_parameters():
-        if kind == "lstm" and not usual and name.startswith("bias_ih"):
-            with torch.no_grad():
-                parameter.chunk(4)[1].add_(FORGET_BIAS)  # of the gates input, forget, cell, output
-    return core
-
-
-def initial_core_state(core: Core, batch_size: int) -> Nest[Tensor]:
-    """Returns a state of zeros on the core's device: hidden and cell [layers, B, hidden] of an
-    LSTM, one tensor of a GRU.
-    """
-    shape = (core.num_layers, batch_size, core.hidden_size)
-    hidden = torch.zeros(shape, device=next(core.parameters()).device)
-    return hidden if isinstance(core, nn.GRU) else (hidden, hidden.clone())
-
-
-def run_core(
-    core: Core, features: Tensor, done: Tensor, state: Nest[Tensor]
-) -> tuple[Tensor, Nest[Tensor]]:
-    """Runs an LSTM or GRU over T rows; returns outputs [T, B, hidden] and the state after the last
-    row.
-
-    features: [T, B, input_size].
-    done: bool [T, B]; a column's state is zeroed before each row where it is true.
-    state: before row 0, [layers, B, hidden] each.
-
-    All rows between two resets are one call, so that long episodes need no loop over time.
-    """
-    outputs = []
-    for start, end in pairwise(_bounds(done)):
-        ended = done[start].view(1, -1, 1)  # masked_fill, because the state may hold NaN
-        state = map_leaves(partial(Tensor.masked_fill, mask=ended, value=0.0), state)
-        output, state = core(features[start:end], state)
-        outputs.append(output)
-    return torch.cat(outputs), state
-
-
-def _bounds(done: Tensor) -> list[int]:
-    """Returns 0, every later row in which an episode starts, and T."""
-    if len(done) == 1:  # acting, and torch.export, which cannot trace a number of resets
-        return [0, 1]
-    starts = done[1:].any(1).nonzero().flatten() + 1
-    return [0, *starts.tolist(), len(done)]
-
 
 RELU_GAIN = math.sqrt(2.0)  # makes up for ReLU, which halves the mean square
 POLICY_GAIN = 0.01  # makes all actions about equally likely
@@ -198,6 +142,8 @@ class BuiltInNet(ActorCritic):
         use_lstm: bool,
         hidden: int | None = None,
         core: str = "lstm",
+        core_layers: int | None = None,
+        core_length: int = 64,
         norm: bool = False,
         shared_body: bool | None = True,
         orthogonal: bool | None = None,
@@ -207,14 +153,15 @@ class BuiltInNet(ActorCritic):
     ) -> None:
         """Makes the network.
 
-        hidden: None for the network's own width. norm: whether the joint layer has LayerNorm (Ba et
-        al. 2016) before its activation. shared_body: whether policy and value share all layers
-        below their heads; None: unless it is an mlp without a core. orthogonal: whether layers are
-        initialised orthogonally, with a policy close to uniform; None: the network's own way.
-        state_deviation: whether the deviation of a Gaussian policy depends on the observation.
-        initial_deviation: of an untrained Gaussian policy, in units of half the box; None: about 1.
-        activation: relu or tanh, of the joint layer and of the torsos of numbers; None: the
-        network's own.
+        hidden: None for the network's own width. core: lstm, gru or gtrxl. core_layers: None for
+        the network's own number of layers. core_length: rows in the memory of a gtrxl. norm:
+        whether the joint layer has LayerNorm (Ba et al. 2016) before its activation. shared_body:
+        whether policy and value share all layers below their heads; None: unless it is an mlp
+        without a core. orthogonal: whether layers are initialised orthogonally, with a policy close
+        to uniform; None: the network's own way. state_deviation: whether the deviation of a
+        Gaussian policy depends on the observation. initial_deviation: of an untrained Gaussian
+        policy, in units of half the box; None: about 1. activation: relu or tanh, of the joint
+        layer and of the torsos of numbers; None: the network's own.
         """
         super().__init__()
         name = self.usual_activation if activation is None else activation
@@ -224,7 +171,7 @@ class BuiltInNet(ActorCritic):
         leaves = flatten(observation_space)
         torsos = [torso_for(leaf, self.over_images, over_numbers) for leaf in leaves]
         width = self.width if hidden is None else hidden
-        check_hidden(width)
+        check_count("hidden", width)
         self.distribution = distribution_for(action_space)
         if len(torsos) == 1:  # its layers become this module's own
             for child, layer in torsos[0].named_children():
@@ -242,7 +189,10 @@ class BuiltInNet(ActorCritic):
                 f"the model's keyword argument core is {json.dumps(core)}, but the model has no "
                 "recurrent layer: add use_lstm, or remove core"
             )
-        self.core = self._make_core(core) if use_lstm else None
+        check_count("core_length", core_length)
+        if core_layers is not None:
+            check_count("core_layers", core_layers)
+        self.core = self._make_core(core, core_layers, core_length) if use_lstm else None
         # The last layers come in the original's order, which saved optimiser states rely on.
         size = self._core_input_size if self.core is None else self.core.hidden_size
         self.policy = nn.Linear(size, self.distribution.num_params)
@@ -262,14 +212,17 @@ class BuiltInNet(ActorCritic):
                 use_lstm,
                 hidden,
                 core,
+                core_layers,
+                core_length,
                 norm,
                 orthogonal=orthogonal,
                 activation=activation,
             )
             del self.baseline, self.value_body.policy
 
-    def _make_core(self, kind: str) -> Core:
-        return make_core(kind, self._core_input_size, self.fc.out_features)
+    def _make_core(self, kind: str, num_layers: int | None, length: int) -> Core:
+        size, width = self._core_input_size, self.fc.out_features
+        return make_core(kind, size, width, num_layers or 1, length)
 
     def _initialise(self, orthogonal: bool, deviation: float | None) -> None:
         if orthogonal:
@@ -361,9 +314,11 @@ class AtariNet(BuiltInNet):
     width = 512
     usual_lstm: ClassVar[bool] = True  # PyTorch's initialisation, see make_core
 
-    def _make_core(self, kind: str) -> Core:
+    def _make_core(self, kind: str, num_layers: int | None, length: int) -> Core:
+        if kind == "gtrxl":
+            return super()._make_core(kind, num_layers, length)
         size = self._core_input_size
-        return make_core(kind, size, size, num_layers=2, usual=self.usual_lstm)
+        return make_core(kind, size, size, num_layers or 2, usual=self.usual_lstm)
 
 
 class NormedAtariNet(AtariNet):
@@ -406,17 +361,3 @@ BUILT_IN: dict[str, type[BuiltInNet]] = {
 
 
 _ACTIVATIONS: dict[str, Activation] = {"relu": torch.relu, "tanh": torch.tanh}
-
-
-def check_hidden(size: object) -> None:
-    """Raises SpecError unless a layer can have this size."""
-    is_size = type(size) is int and size >= 1  # True is an int too
-    check_kwarg(is_size, "hidden", "a whole number, at least 1", size)
-
-
-def check_kwarg(holds: bool, name: str, expected: str, value: object) -> None:
-    """Raises SpecError unless a keyword argument of a model is as expected."""
-    if not holds:
-        raise SpecError(
-            f"the model's keyword argument {name} must be {expected}, got {json.dumps(value)}"
-        )

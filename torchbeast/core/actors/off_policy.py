@@ -51,6 +51,7 @@ from torchbeast.core.actors.contract import (
     ModelInputs,
     ModelOutput,
 )
+from torchbeast.core.actors.cores import check_count
 from torchbeast.core.actors.distributions import (
     ActionDistribution,
     Categorical,
@@ -58,7 +59,7 @@ from torchbeast.core.actors.distributions import (
     distribution_for,
 )
 from torchbeast.core.actors.encoders import torso_for
-from torchbeast.core.actors.networks import BUILT_IN, BuiltInNet, check_hidden
+from torchbeast.core.actors.networks import BUILT_IN, BuiltInNet
 from torchbeast.core.actors.torsos import FlatTorso, ImageTorso
 from torchbeast.core.base.computing import computing_in
 from torchbeast.core.base.nest import Nest, flatten, map_leaves, pack_as
@@ -307,7 +308,7 @@ class Features(nn.Module):
     def __init__(self, space: ObservationSpace, body: Body, num_more: int = 0) -> None:
         """num_more: number of further inputs of the first layer."""
         super().__init__()
-        check_hidden(body.hidden)
+        check_count("hidden", body.hidden)
         torsos = (torso_for(leaf, body.over_images, FlatTorso) for leaf in flatten(space))
         self.torsos = nn.ModuleList(torsos)
         seen = sum(torso.num_features for torso in self.torsos)  # type: ignore[misc]
