@@ -30,8 +30,8 @@ namespace torchbeast {
 // keeps a returning buffer as long as the idle buffers have at most max_idle_bytes more than the
 // buffers in use: if two batches are used in turn, one of them is idle, however large they are.
 // Before it allocates new memory, it frees the idle buffers whose size was not requested within
-// `stale_after`: a peak does not stay in memory. instance() is never destroyed, because Python may
-// release arrays at exit.
+// `stale_after`: memory does not grow while it holds what nobody asks for. instance() is never
+// destroyed, because Python may release arrays at exit.
 class BufferPool {
  public:
   static constexpr std::size_t kAlignment = 64;

@@ -157,6 +157,8 @@ def test_a_network_with_a_gtrxl_has_a_memory_of_the_length_that_was_named(name: 
         ({"core": "gru"}, False, "add use_lstm"),
         ({"core": "gtrxl", "hidden": 30}, True, "hidden must be a multiple of 4"),
         ({"core": "gtrxl", "core_length": 0}, True, "core_length must be a whole number"),
+        ({"core_length": 9}, True, "core_length must be left out unless core is gtrxl"),
+        ({"core_layers": 2}, False, "add use_lstm"),
         ({"core_layers": 1.5}, True, "core_layers must be a whole number"),
     ],
 )

@@ -265,7 +265,7 @@ def test_an_error_of_a_network_in_an_installed_package_is_told_with_its_line(
         (
             ActorSpec("deep", use_lstm=True),
             {"camera": ArraySpec((4, 84, 84), "uint8", 0, 255), "b": ArraySpec((), "bool")},
-            "Network: deep with an LSTM; inputs: b (numbers []), camera (image [4, 84, 84])",
+            "Network: deep with LSTM; inputs: b (numbers []), camera (image [4, 84, 84])",
         ),
         (
             ActorSpec("mlp"),

@@ -40,7 +40,7 @@ def made(core: str = "lstm", **settings: Any) -> R2D2:
         "burn_in": BURN_IN,
         **settings,
     }
-    spec = ActorSpec("r2d2-mlp", {"hidden": 6, "core": core}, use_lstm=True)
+    spec = ActorSpec("r2d2-mlp", {"hidden": 8, "core": core}, use_lstm=True)
     agent = make_agent(spec, ArraySpec((SIZE,), "float32"), Discrete(ACTIONS), 1)
     algo = R2D2(agent.model, R2D2Config(**given))
     algo.n_step = N
@@ -212,7 +212,7 @@ def test_rescaling_is_h_and_its_inverse_brings_values_h_inverse(x: float) -> Non
     assert unscaled(rescaled(torch.tensor(x))).item() == pytest.approx(x, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru"])
+@pytest.mark.parametrize("core", ["lstm", "gru", "gtrxl"])
 def test_the_stored_state_is_the_one_that_the_same_network_computes_again(core: str) -> None:
     """Row t's extra is the state that row t is seen with, over the border of an episode."""
     actor = made(core).actor

@@ -32,9 +32,9 @@ class GatedTransformerXL(nn.Module):
         Y = relu(attention(LayerNorm([memory, E])))      E' = gate(E, Y)
         Z = relu(mlp(LayerNorm(E')))                     next E = gate(E', Z)
 
-    with the relative positions of Dai et al. 2019 (arXiv 1901.02860), equation (d) of section 3.3.
-    So the last row depends on layers * length rows before it. A whole unroll is one forward, equal
-    to one row at a time. No gradient flows to rows before the unroll.
+    with the relative positions of Dai et al. 2019 (arXiv 1901.02860, section 3.3). So the last row
+    depends on layers * length rows before it. A whole unroll is one forward, equal to one row at a
+    time. No gradient flows to rows before the unroll.
 
     The state is (memory, age): the inputs of each layer in the last rows [layers * length, B,
     hidden], oldest first, and the number of these rows that belong to the episode [1, B, 1].
@@ -56,7 +56,10 @@ class GatedTransformerXL(nn.Module):
     def forward(
         self, features: Tensor, done: Tensor, state: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Returns outputs [T, B, hidden] and the state after the last row; see run_core."""
+        """Returns outputs [T, B, hidden] and the state after the last row; see run_core.
+
+        Features that are NaN spoil all rows of their column, those of other episodes too.
+        """
         memory, age = state
         num_rows, length = len(features), self.length
         rows_ago = torch.arange(length, 0, -1, device=done.device).view(-1, 1, 1)
@@ -211,7 +214,7 @@ def run_core(
 
     features: [T, B, input_size].
     done: bool [T, B]; a column's state is zeroed before each row where it is true.
-    state: before row 0, [layers, B, hidden] each.
+    state: before row 0, leaves [n, B, ...] as initial_core_state returns them.
 
     All rows of an LSTM or GRU between two resets are one call, so that long episodes need no loop
     over time.

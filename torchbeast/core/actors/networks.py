@@ -13,7 +13,6 @@ programs, so that published checkpoints load.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from functools import partial
@@ -143,7 +142,7 @@ class BuiltInNet(ActorCritic):
         hidden: int | None = None,
         core: str = "lstm",
         core_layers: int | None = None,
-        core_length: int = 64,
+        core_length: int | None = None,
         norm: bool = False,
         shared_body: bool | None = True,
         orthogonal: bool | None = None,
@@ -154,12 +153,12 @@ class BuiltInNet(ActorCritic):
         """Makes the network.
 
         hidden: None for the network's own width. core: lstm, gru or gtrxl. core_layers: None for
-        the network's own number of layers. core_length: rows in the memory of a gtrxl. norm:
-        whether the joint layer has LayerNorm (Ba et al. 2016) before its activation. shared_body:
-        whether policy and value share all layers below their heads; None: unless it is an mlp
-        without a core. orthogonal: whether layers are initialised orthogonally, with a policy close
-        to uniform; None: the network's own way. state_deviation: whether the deviation of a
-        Gaussian policy depends on the observation. initial_deviation: of an untrained Gaussian
+        the network's own number of layers. core_length: rows in the memory of a gtrxl; None: 64.
+        norm: whether the joint layer has LayerNorm (Ba et al. 2016) before its activation.
+        shared_body: whether policy and value share all layers below their heads; None: unless it is
+        an mlp without a core. orthogonal: whether layers are initialised orthogonally, with a
+        policy close to uniform; None: the network's own way. state_deviation: whether the deviation
+        of a Gaussian policy depends on the observation. initial_deviation: of an untrained Gaussian
         policy, in units of half the box; None: about 1. activation: relu or tanh, of the joint
         layer and of the torsos of numbers; None: the network's own.
         """
@@ -184,15 +183,19 @@ class BuiltInNet(ActorCritic):
         self.last_action = LastAction(self.distribution) if self.with_last_action else None
         last_action = 0 if self.last_action is None else self.last_action.num_features
         self._core_input_size = width + 1 + last_action
-        if not use_lstm and core != "lstm":
+        if not use_lstm and (core != "lstm" or core_layers is not None):
             raise SpecError(
-                f"the model's keyword argument core is {json.dumps(core)}, but the model has no "
-                "recurrent layer: add use_lstm, or remove core"
+                "the model's keyword arguments core and core_layers describe a recurrent layer, "
+                "but the model has none: add use_lstm, or remove them"
             )
-        check_count("core_length", core_length)
+        if core_length is not None:
+            check_kwarg(
+                core == "gtrxl", "core_length", "left out unless core is gtrxl", core_length
+            )
+            check_count("core_length", core_length)
         if core_layers is not None:
             check_count("core_layers", core_layers)
-        self.core = self._make_core(core, core_layers, core_length) if use_lstm else None
+        self.core = self._make_core(core, core_layers, core_length or 64) if use_lstm else None
         # The last layers come in the original's order, which saved optimiser states rely on.
         size = self._core_input_size if self.core is None else self.core.hidden_size
         self.policy = nn.Linear(size, self.distribution.num_params)
@@ -226,8 +229,9 @@ class BuiltInNet(ActorCritic):
 
     def _initialise(self, orthogonal: bool, deviation: float | None) -> None:
         if orthogonal:
-            layers = (nn.Conv2d, nn.Linear)
-            orthogonal_(layer for layer in self.modules() if isinstance(layer, layers))
+            of_core = set() if self.core is None else set(self.core.modules())
+            layers = (layer for layer in self.modules() if layer not in of_core)
+            orthogonal_(layer for layer in layers if isinstance(layer, nn.Conv2d | nn.Linear))
             orthogonal_([self.policy], POLICY_GAIN)
             orthogonal_([self.baseline], BASELINE_GAIN)
         if deviation is not None:

@@ -197,7 +197,8 @@ _NAMED = 6  # parts of an observation that are named at the start of a run
 
 def describe_agent(agent: Agent) -> str:
     """Returns a line for the start of a run: the network and its inputs."""
-    name = f"Network: {agent.spec.name}{' with an LSTM' * agent.spec.use_lstm}"
+    core = str(agent.spec.kwargs.get("core", "lstm")).upper()
+    name = f"Network: {agent.spec.name}{f' with {core}' * agent.spec.use_lstm}"
     if agent.spec.name not in MODELS:
         return f"{name} (custom)"
     read = [
@@ -366,8 +367,9 @@ class _Networks:
                 observations.
             feature_extractor_kwargs: Further keyword arguments of the network, such as {"hidden":
                 64}; JSON.
-            recurrent: Whether it has an LSTM; with {"core": "gru"} among the keyword arguments, a
-                GRU. R2D2 needs it; DQN, PQN, SAC and TD3 train on single steps.
+            recurrent: Whether it has an LSTM, or with {"core": "gru"} or {"core": "gtrxl"} among
+                the keyword arguments a GRU or a gated transformer-XL. R2D2 needs it; DQN, PQN, SAC
+                and TD3 train on single steps.
             restart_model: A file with the initial weights: a checkpoint, or a state_dict.
 
         Returns:

@@ -267,15 +267,16 @@ class ModelConfig:
     convolution), mlp, or my_module:MyNet. auto: for images deep in PolyBeast and shallow elsewhere;
     small for images below 36 pixels and maps of names; mlp for vectors."""
     use_lstm: bool = setting(False, "agent")
-    """Make the network recurrent, with an LSTM, or a GRU with --model_kwargs '{"core": "gru"}'. Use
-    it if one observation does not show the state of the environment. Recurrent networks are
-    slower."""
+    """Make the network recurrent, with an LSTM, or with a GRU or a gated transformer-XL as
+    --model_kwargs '{"core": "gru"}' or '{"core": "gtrxl", "core_length": 100}' says. Use it if one
+    observation does not show the state of the environment. Recurrent networks are slower."""
     shared_body: bool | None = setting(None, "agent")
     """Let policy and value share all layers below their heads, in every actor-critic. Default:
     true, except for PPO with an mlp without an LSTM."""
     model_kwargs: Mapping[str, Any] = setting(dict, "agent")
     """Keyword arguments of the network's constructor as JSON. The built-in networks take hidden,
-    core, norm, activation (relu or tanh), orthogonal, state_deviation and initial_deviation, as in
+    core (lstm, gru or gtrxl), core_layers, core_length (steps that a gtrxl remembers), norm,
+    activation (relu or tanh), orthogonal, state_deviation and initial_deviation, as in
     '{"hidden": 128, "core": "gru", "norm": true}' (norm adds a LayerNorm to the joint layer) or, to
     undo what PPO changes, '{"orthogonal": false, "state_deviation": true}'. Default: none; with
     --mode test, the arguments that the run recorded."""
