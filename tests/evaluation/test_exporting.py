@@ -64,6 +64,8 @@ def exported(tmp_path: Path, name: str, file: str, **options: Any) -> Path:
 FILES = [
     *(("nest", "p.pt2"), ("sac", "p.pt2"), ("masked-integers", "p.onnx")),
     later("masked", "p.pt2"),
+    later("gtrxl", "p.pt2"),
+    later("gtrxl", "p.onnx"),
     later("shallow", "p.pt2"),
     later("stacked-box", "p.onnx"),
 ]

@@ -37,8 +37,10 @@ ENDS: dict[str, dict[str, list[tuple[int, int]]]] = {
 }
 
 
-def recurrent() -> ActorCritic:
-    return MLPNet(ArraySpec((4,), "float32"), Discrete(3), use_lstm=True)
+def recurrent(core: str = "lstm") -> ActorCritic:
+    length = 3 if core == "gtrxl" else None
+    space = ArraySpec((4,), "float32")
+    return MLPNet(space, Discrete(3), use_lstm=True, core=core, core_length=length)
 
 
 def asking(make_rollout: Make, model: ActorCritic, steps: int = T, **settings: Any) -> Rollout:
@@ -63,11 +65,12 @@ def by_hand(model: ActorCritic, rollout: Rollout) -> Nest[Tensor]:
     return tuple(torch.cat(leaf, 1) for leaf in zip(*states, strict=True))
 
 
+@pytest.mark.parametrize("core", ["lstm", "gtrxl"])
 @pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS.keys())
 def test_the_final_state_is_the_state_after_rows_0_to_T_minus_1(
-    make_rollout: Make, ends: Any
+    make_rollout: Make, ends: Any, core: str
 ) -> None:
-    model = recurrent()
+    model = recurrent(core)
     rollout = asking(make_rollout, model, **ends)
     found = unroll(model, rollout).final_state
     torch.testing.assert_close(found, by_hand(model, rollout))
@@ -106,11 +109,12 @@ def test_asking_for_the_final_state_changes_no_output(make_rollout: Make, ends: 
     torch.testing.assert_close(unroll(model, rollout)[:3], plain[:3])
 
 
+@pytest.mark.parametrize("core", ["lstm", "gtrxl"])
 def test_a_final_state_fed_back_continues_the_episode_like_one_long_unroll(
-    make_rollout: Make,
+    make_rollout: Make, core: str
 ) -> None:
     """Row T is read twice: last in the first rollout, and first in the second."""
-    model = recurrent()
+    model = recurrent(core)
     whole = asking(make_rollout, model, 2 * T, terminated=[(T, 0), (2, 1)], truncated=[(T + 2, 2)])
     expected = unroll(model, whole)
     first, second = (rows(whole, start, start + T + 1) for start in (0, T))
