@@ -4,10 +4,13 @@
 usage: PYTHONPATH=.:benchmarks python benchmarks/lag.py train RUNS [--seeds 101 102]
        PYTHONPATH=.:benchmarks python benchmarks/lag.py keep RUNS
 
-`train` trains every agent on every game with every lag: batches are collected with weights that are
-exactly so many updates old (--fixed_lag). Runs that have ended are skipped, so the same command
-continues after an interruption. `keep` adds the results to docs/results/lag/lag.csv, and draws all
-that is there.
+`train` trains every agent on every game with every lag. The lag is given in environment steps,
+because an update of PPO or PQN has three times as many as one of IMPALA: all agents learn from
+policies of the same age, except for LASER's replayed rollouts. Runs that have ended are skipped, so
+the same command continues after an interruption. `keep` adds the mean returns of 100 greedy
+episodes after training to docs/results/lag/lag.csv, and draws all that is there.
+
+PQN's epsilon is published with the weights, so that it, too, is as old as they are.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from collections import defaultdict
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,20 +34,30 @@ from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.run_folder import read_meta
 
-GAMES = ("breakout", "asterix", "spaceinvaders")
-LAGS = (0, 1, 4, 16, 64)
+GAMES = {"breakout": "Breakout", "asterix": "Asterix", "spaceinvaders": "Space Invaders"}
+LAGS = (0, 2_560, 10_240, 40_960)  # environment steps between acting and learning
 SEEDS = (101, 102, 103, 104, 105)
 STEPS = 500_000
-AGENTS = {  # preset, and further flags
-    "IMPALA": ("impala", ""),
-    "IMPALA without correction": ("impala", "--algo lag:Uncorrected"),
-    "PPO": ("ppo", ""),
-    "PQN": ("pqn", ""),
-    "LASER": (
+
+
+class Agent(NamedTuple):
+    """How an agent is trained."""
+
+    preset: str
+    steps_per_update: int
+    flags: str = ""
+
+
+AGENTS = {
+    "IMPALA": Agent("impala", 640),
+    "IMPALA without correction": Agent("impala", 640, "--algo lag:Uncorrected"),
+    "PPO": Agent("ppo", 2048),
+    "PQN": Agent("pqn", 2048),
+    "LASER": Agent(
         "impala",
+        160,
         "--algo laser --replay_size 200000 --replay_ratio 7 --num_envs 8 --batch_size 8"
         " --entropy_cost 0.12",
     ),
@@ -80,7 +93,7 @@ def main() -> None:
     for seed, game, lag, agent in every:
         folder = arguments.runs / name_of(agent, game, lag, seed)
         if read_meta(folder).get("successful"):
-            results[agent, game, lag][seed] = last_return(folder)
+            results[agent, game, lag][seed] = greedy_return(folder)
     write(results)
     draw(results)
 
@@ -92,13 +105,15 @@ def name_of(agent: str, game: str, lag: int, seed: int) -> str:
 
 def train(runs: Path, agent: str, game: str, lag: int, seed: int) -> None:
     """Trains one run, unless it has ended."""
-    preset, flags = AGENTS[agent]
+    preset, steps_per_update, flags = AGENTS[agent]
     name = name_of(agent, game, lag, seed)
     if read_meta(runs / name).get("successful"):
         return
     command = [sys.executable, "-m", "torchbeast.monobeast", "--savedir", str(runs), "--xpid", name]
-    command += ["--preset", f"minatar-{game}-{preset}", "--fixed_lag", str(lag), *flags.split()]
-    command += ["--total_steps", str(STEPS), "--seed", str(seed)]
+    command += ["--preset", f"minatar-{game}-{preset}", *flags.split(), "--seed", str(seed)]
+    command += ["--fixed_lag", str(round(lag / steps_per_update))]
+    command += ["--total_steps", str(STEPS), "--eval_every", str(STEPS)]
+    command += ["--eval_episodes", "100"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -106,10 +121,10 @@ Results = defaultdict[tuple[str, str, int], dict[int, float]]
 """The return of each seed, by agent, game and lag."""
 
 
-def last_return(folder: Path) -> float:
-    """Returns the mean return of the last 100 training episodes."""
-    *_, last = read_logs(folder)
-    return last["mean_return"]
+def greedy_return(folder: Path) -> float:
+    """Returns the mean return of the evaluation after training."""
+    rows = csv.DictReader((folder / "evaluations.csv").read_text().splitlines())
+    return float([*rows][-1]["mean_episode_return"])
 
 
 def read() -> Results:
@@ -135,28 +150,32 @@ def write(results: Results) -> None:
 def draw(results: Results) -> None:
     """Draws the returns against the lag, a panel for each game; prints them as a table."""
     with plot.figure_for([CSV.with_suffix(".png")], (3.3 * len(GAMES), 3.2)) as figure:
+        print("| game | agent | " + " | ".join(f"{lag:,}" for lag in LAGS) + " |")
+        print("| --- | --- |" + " --- |" * len(LAGS))
         for axes, game in zip(figure.subplots(1, len(GAMES)), GAMES, strict=True):
             for number, agent in enumerate(AGENTS):
                 draw_line(axes, f"C{number}", agent, game, results)
-            axes.set_title(f"MinAtar's {game}", fontsize="medium")
-            axes.set_xticks(range(len(LAGS)), LAGS)
-            axes.set_xlabel("updates between acting and learning")
+            axes.set_title(GAMES[game], fontsize="medium")
+            axes.set_xticks(range(len(LAGS)), [f"{lag:,}" for lag in LAGS])
+            axes.set_xlabel("steps between acting and learning")
         figure.axes[0].set_ylabel("return")
         figure.axes[0].legend(fontsize="x-small")
 
 
 def draw_line(axes: Any, colour: str, agent: str, game: str, results: Results) -> None:
     """Draws interquartile means with their 95 % intervals; prints a row of the table."""
-    lags = [lag for lag in LAGS if results.get((agent, game, lag))]
-    scores = [np.array([*results[agent, game, lag].values()]) for lag in lags]
-    found = [compare.compared([[of_lag]]).iqm[0] for of_lag in scores]
-    places = [LAGS.index(lag) for lag in lags]
-    axes.plot(places, [value for value, _, _ in found], "o-", color=colour, label=agent)
-    axes.fill_between(
-        places, [f[1] for f in found], [f[2] for f in found], color=colour, alpha=0.15, linewidth=0
-    )
-    cells = [f"{value:.3g} [{low:.3g}, {high:.3g}]" for value, low, high in found]
-    print("| " + " | ".join([game, agent, *cells]) + " |")
+    found = {}
+    for place, lag in enumerate(LAGS):
+        if returns := results.get((agent, game, lag)):
+            found[place] = compare.compared([[np.array([*returns.values()])]]).iqm[0]
+    axes.plot([*found], [value for value, _, _ in found.values()], "o-", color=colour, label=agent)
+    low, high = ([interval[end] for interval in found.values()] for end in (1, 2))
+    axes.fill_between([*found], low, high, color=colour, alpha=0.15, linewidth=0)
+    cells = [
+        "{:.3g} [{:.3g}, {:.3g}]".format(*found[place]) if place in found else ""
+        for place in range(len(LAGS))
+    ]
+    print("| " + " | ".join([GAMES[game], agent, *cells]) + " |")
 
 
 if __name__ == "__main__":
