@@ -77,6 +77,7 @@ def test_an_agent_of_many_tasks_is_compared_with_specialists_task_by_task(
     found = compare.read(str(tmp_path / "a"))
     assert list(found.tasks) == ["Catch"], "no episode of Memory has ended"
     assert found.scores("Catch").tolist() == [5.0, 6.0]
+    assert [run.curve for run in found.tasks["Catch"]] == [[(1000, 5.0)], [(1000, 6.0)]]
     said(capsys, str(tmp_path / "a"), str(specialists))
 
 

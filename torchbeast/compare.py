@@ -54,11 +54,18 @@ class CompareFlags:
 
 
 class ScoredRun(NamedTuple):
-    """A run; step: its last one."""
+    """A run of a task; step: its last one, column: of its returns in the log."""
 
     folder: Path
     score: float
     step: int
+    column: str
+
+    @property
+    def curve(self) -> plot.Points:
+        """The returns by step."""
+        points = plot.curve(self.folder, column=self.column)
+        return [(step, value) for step, value in points if not math.isnan(value)]
 
 
 class Runs(NamedTuple):
@@ -142,11 +149,11 @@ def read(pattern: str, name: str = "") -> Runs:
             print(f"Skipping {folder}: no episode has ended yet.", file=sys.stderr)
             continue
         of_run = plot.settings_of_run(folder)
-        returns = _returns(of_run, folder, progress.mean_return)
+        scores = _scores(of_run, folder, progress.mean_return)
         of_run = {name: value for name, value in of_run.items() if name not in differing}
-        for task, mean_return in returns.items():
+        for task, (column, score) in scores.items():
             _check_same(settings.setdefault(task, of_run), of_run, folder)
-            run = ScoredRun(folder, mean_return, progress.step)
+            run = ScoredRun(folder, score, progress.step, column)
             runs_by_task.setdefault(task, []).append(run)
     if not runs_by_task:
         raise UsageError(f"no episode has ended in {pattern} yet")
@@ -166,16 +173,19 @@ def _task(settings: Mapping[str, Any]) -> str:
     return f"{settings.get('env', '?')}{' ' + json.dumps(kwargs) if kwargs else ''}"
 
 
-def _returns(settings: Mapping[str, Any], folder: Path, mean_return: float) -> dict[str, float]:
-    """Returns the mean returns of a run by task, so that an agent of many tasks is compared with
-    agents of one.
+def _scores(
+    settings: Mapping[str, Any], folder: Path, mean_return: float
+) -> dict[str, tuple[str, float]]:
+    """Returns the column of each task's returns, and the last one, so that an agent of many tasks
+    is compared with agents of one.
     """
     names = [name.strip() for name in str(settings.get("env", "")).split(",")]
     *_, last = read_logs(folder) if len(names) > 1 else [dict[str, float]()]
     if f"mean_return_{names[0]}" not in last:  # one task, perhaps with a comma in its name
-        return {_task(settings): mean_return}
-    known = {_task({**settings, "env": name}): last[f"mean_return_{name}"] for name in names}
-    return {task: value for task, value in known.items() if not math.isnan(value)}
+        return {_task(settings): (plot.RETURN, mean_return)}
+    columns = {_task({**settings, "env": name}): f"mean_return_{name}" for name in names}
+    known = {task: (column, last[column]) for task, column in columns.items()}
+    return {task: scored for task, scored in known.items() if not math.isnan(scored[1])}
 
 
 def _check_same(first: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
@@ -323,7 +333,7 @@ def _draw(path: Path, sets: Sequence[Runs], tasks: Sequence[str]) -> None:
         axes = figure.subplots(rows, columns, squeeze=False).flatten()
         for task, here in zip(tasks, axes, strict=False):
             for runs, colour in zip(sets, plot.COLOURS, strict=False):
-                curves = [plot.curve(run.folder) for run in runs.tasks[task]]
+                curves = [run.curve for run in runs.tasks[task]]
                 draw_curve(here, curves, f"{runs.name} (n={len(curves)})", colour)
             here.set(title=task, xlabel="environment steps", ylabel="mean episode return")
         if len(sets) == 2:
