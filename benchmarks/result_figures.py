@@ -78,6 +78,18 @@ FIGURES: dict[str, Sequence[Panel]] = {
             "-10 to 0",
         ),
     ],
+    "memory/tasks": [
+        Panel(
+            "CartPole without velocities",
+            {"R2D2": "memory/hidden-r2d2-*.csv", "DQN": "memory/hidden-dqn-*.csv"},
+            _CARTPOLE,
+        ),
+        Panel(
+            "A cue 100 steps ago, PPO",
+            {"GTrXL": "memory/delay-gtrxl-*.csv", "LSTM": "memory/delay-lstm-*.csv"},
+            "-1 to 1",
+        ),
+    ],
     "cartpole/curve": [
         Panel("CartPole, IMPALA, entropy cost 0.01", _programs("cartpole"), _CARTPOLE)
     ],
@@ -173,6 +185,7 @@ def _draw_panel(axes: Any, panel: Panel, is_small: bool) -> None:
         curves = {path: plot.curve(path) for path in sorted(RESULTS.glob(pattern))}
         lines.append((f"{label} (n={len(curves)})", plot.RunGroup({}, curves)))
     plot.draw(axes, lines, panel.title)
+    axes.figure.legends[0].remove()  # each panel has its own
     for label, value in panel.marks.items():
         axes.axhline(value, color="black", linestyle=":", linewidth=1, label=label)
     returns = f" ({panel.returns})" if panel.returns else ""
