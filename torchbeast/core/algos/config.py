@@ -526,7 +526,7 @@ class R2D2Config(RewardConfig, ExplorationConfig):
     usual: ClassVar[Mapping[str, Any]] = {
         "use_lstm": True,
         "num_envs": 16,
-        "batch_size": 4,
+        "batch_size": 1,
         "unroll_length": 40,
         "replay_size": 100_000,
         "replay_ratio": 7.0,
