@@ -109,6 +109,8 @@ _OF_NETWORKS = (
     "initial_deviation",
     "norm",
     "orthogonal",
+    "core_layers",
+    "core_length",
     "state_deviation",
 )
 # What to type in place of flags of other libraries that mean something else, or take other values.
