@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much policy lag can an algorithm take? Trains five agents on rollouts of older policies.
+"""Measures what policy lag costs: trains five agents on rollouts of older policies.
 
 usage: PYTHONPATH=.:benchmarks python benchmarks/lag.py train RUNS [--seeds 101 102]
        PYTHONPATH=.:benchmarks python benchmarks/lag.py keep RUNS
 
 `train` trains every agent on every game with every lag. The lag is given in environment steps,
-because an update of PPO or PQN has three times as many as one of IMPALA: all agents learn from
+because an update of PPO or PQN has 2,048 steps and one of IMPALA 640. So all agents learn from
 policies of the same age, except for LASER's replayed rollouts. Runs that have ended are skipped, so
 the same command continues after an interruption. `keep` adds the mean returns of 100 greedy
 episodes after training to docs/results/lag/lag.csv, and draws all that is there.
@@ -43,7 +43,7 @@ STEPS = 500_000
 
 
 class Agent(NamedTuple):
-    """How an agent is trained."""
+    """The settings of an agent: its preset, environment steps per update, and further flags."""
 
     preset: str
     steps_per_update: int

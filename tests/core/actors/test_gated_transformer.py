@@ -142,7 +142,7 @@ def test_an_episode_forgets_whatever_was_before_it() -> None:
     torch.testing.assert_close(state, other, atol=0, rtol=0)
 
 
-def test_a_new_layer_passes_on_most_of_its_input() -> None:
+def test_a_new_gate_passes_on_most_of_its_first_input() -> None:
     core: Any = make_core("gtrxl", SIZE, 256, 1, LENGTH)
     x = torch.randn(1, B, 256)
     kept = 1 - torch.sigmoid(torch.tensor(-GATE_BIAS))

@@ -20,7 +20,7 @@ from torchbeast.core.base.nest import Nest, map_leaves
 from torchbeast.core.base.specs import SpecError
 
 FORGET_BIAS = 1.0
-GATE_BIAS = 2.0  # a new layer passes on nine tenths of its input, as in the paper
+GATE_BIAS = 2.0  # a new gate passes on nine tenths of x: almost the identity, as the paper wants
 NUM_HEADS = 4
 
 
@@ -58,7 +58,7 @@ class GatedTransformerXL(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Returns outputs [T, B, hidden] and the state after the last row; see run_core.
 
-        Features that are NaN spoil all rows of their column, those of other episodes too.
+        One NaN in the features makes every row of its column NaN, also rows of other episodes.
         """
         memory, age = state
         num_rows, length = len(features), self.length
@@ -216,8 +216,8 @@ def run_core(
     done: bool [T, B]; a column's state is zeroed before each row where it is true.
     state: before row 0, leaves [n, B, ...] as initial_core_state returns them.
 
-    All rows of an LSTM or GRU between two resets are one call, so that long episodes need no loop
-    over time.
+    An LSTM or GRU runs all rows between two resets in one call, which is faster than a call for
+    each row.
     """
     if isinstance(core, GatedTransformerXL):
         result: tuple[Tensor, Nest[Tensor]] = core(features, done, state)
