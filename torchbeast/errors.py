@@ -67,6 +67,21 @@ def as_usage_error(what: str = "") -> Iterator[None]:
 
 
 @contextmanager
+def running_users_code(what_failed: str) -> Iterator[None]:
+    """Converts an exception of the body, which calls code of users, to a RunError with its message
+    and traceback. A UsageError or RunError stays what it is.
+
+    what_failed: in front of the message, such as "my_env:make failed".
+    """
+    try:
+        yield
+    except (UsageError, RunError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise RunError(f"{what_failed}: {what_it_raised(error)}") from error
+
+
+@contextmanager
 def refusing_paths(remedy: str, path: Path | str | None = None) -> Iterator[None]:
     """Converts an OSError of the body, which uses paths that the user gave, to a UsageError.
 

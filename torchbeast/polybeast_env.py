@@ -125,7 +125,7 @@ def _metrics(servers: EnvServers, plans: Sequence[ServerPlan]) -> list[Metric]:
 
 def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) -> str:
     """Describes the served environments, with the command for the learner."""
-    what = f"Serving {counted(num_envs, 'environment')} of {flags.environment.env_id}"
+    what = f"Serving {counted(num_envs, 'environment')} of {flags.environment.spec.name}"
     if flags.servers.learner is not None:
         return f"{what} to the learner at {flags.servers.learner}. Press Ctrl-C to stop."
     first, last = addresses[0], addresses[-1]

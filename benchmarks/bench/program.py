@@ -153,7 +153,7 @@ def report_hosts(flags: BenchFlags, samples: Samples, made: Stages) -> None:
 def _title(flags: BenchFlags) -> str:
     lstm = " with an LSTM" if flags.model.use_lstm else ""
     return (
-        f"{flags.environment.env_id}, --model {flags.model.model}{lstm}, "
+        f"{flags.environment.spec.name}, --model {flags.model.model}{lstm}, "
         f"{flags.fleet.environments()} environments, "
         f"rollouts of {flags.rollouts.unroll_length} steps, "
         f"{flags.rollouts.batch_size} per update; {machine()}"

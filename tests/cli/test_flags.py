@@ -321,6 +321,7 @@ OTHERS = [
     ("monobeast", ["--algo", "ppo", "--no-normalize-advantages"], {"normalise_advantages": False}),
     ("monobeast", ["--buffer_size", "1e4"], {"algo": "laser", "replay_size": 10_000}),
     ("monobeast", ["--preset", "CartPole-DQN"], {"preset": "cartpole-dqn", "algo": "dqn"}),
+    ("monobeast", ["--xpid", "compile", "--use_lstm"], {"xpid": "compile", "use_lstm": True}),
 ]
 
 

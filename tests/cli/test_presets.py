@@ -19,7 +19,7 @@ from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.core.algos.config import Schedule
 from torchbeast.core.algos.optimisers import RMSprop
 from torchbeast.errors import UsageError
-from torchbeast.zoo import NAMES, PRESETS, Record, ShippedAgent
+from torchbeast.zoo import NAMES, PRESETS, Record
 
 LEARNERS: dict[str, type[LearnerFlags]] = {
     "monobeast": MonoBeastFlags,
@@ -151,7 +151,7 @@ def test_preset_help_says_the_score_of_a_preset_with_a_record(
 def test_preset_help_names_the_agent_of_a_preset(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = RECORD._replace(agent=ShippedAgent(101, 1.0, 0.0, "0123"), seeds=1)
+    record = RECORD._replace(agent={"seed": 101}, seeds=1)
     monkeypatch.setattr(zoo, "records", lambda: {"pendulum-sac": record})
     text = " ".join(printed(capsys, "--preset", "help").split())
     assert "1300], 1 seed, 1 min. Agent: zoo:pendulum-sac." in text and text.count("zoo:") == 1

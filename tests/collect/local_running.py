@@ -13,6 +13,7 @@ from compliance.source import Running, Setup
 from torchbeast.collect.local import LocalSource
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.envs import make_environment
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.fleets.supervisor import Supervisor
 
 
@@ -20,7 +21,7 @@ from torchbeast.fleets.supervisor import Supervisor
 def running_local(setup: Setup, stops_early: Any = None) -> Iterator[Running]:
     """Starts a source."""
     learner = setup.learner(PublishedWeights, stops_early=stops_early)
-    make = functools.partial(make_environment, setup.env_id)
+    make = functools.partial(make_environment, EnvSpec(setup.env_id))
     source = LocalSource(learner, make, setup.num_envs)
     supervisor = Supervisor()
     try:

@@ -149,7 +149,7 @@ def test_a_string_leaf_is_refused_with_the_flag_that_leaves_it_out() -> None:
 
 def test_options_go_through_json_and_flags() -> None:
     options = EnvOptions(observation_keys=("a", "b"))
-    assert EnvOptions.of(options.as_json()) == options
+    assert EnvOptions.of(vars(options)) == options
     assert EnvOptions.of({"env": "Catch", "observation_keys": ["a", "b"], "seed": 1}) == options
     assert EnvOptions.of({}) == EnvOptions()
 

@@ -91,7 +91,7 @@ def test_an_exported_file_takes_the_actions_of_training(
             np.testing.assert_allclose(taken, expected, 0, 1e-4)
             assert taken.dtype == expected.dtype
         for extra, value in loop.acted.extras.items():
-            np.testing.assert_allclose(outputs[extra], value[0], 1e-5, 1e-5)
+            np.testing.assert_allclose(outputs[extra], value[0], 1e-5, 1e-4)  # they reach 40
         after = {name: array for name, array in outputs.items() if name.startswith("next_")}
         inputs.update({name.removeprefix("next_"): array for name, array in after.items()})
 

@@ -269,11 +269,8 @@ def by_its_name(word: str, known: Collection[str]) -> str:
     name = flag[2:].replace("-", "_")
     no = "no_" if name.startswith("no_") and name not in known else ""
     name = name.removeprefix(no)
-    others = (
-        name.replace("ize", "ise"),
-        _ALIASES.get(name, ""),
-        _ALIASES.get(_ALIASES.get(name, ""), ""),
-    )
+    alias = _ALIASES.get(name, "")
+    others = name.replace("ize", "ise"), alias, _ALIASES.get(alias, "")
     meant = [other for other in others if other.partition("=")[0] in known]
     return f"--{no}{meant[0] if meant and name not in known else name}{equals}{value}"
 
@@ -282,7 +279,7 @@ def _with_values(words: Sequence[str], flags_type: type) -> Iterator[str]:
     """Yields the words, with a value for --name and --no_name where a flag is true or false."""
     switches = {name for name, kind in kinds(flags_type) if kind in (bool, SWITCH)}
     for word, following in pairwise([*words, ""]):
-        name = word.removeprefix("--")
+        name = word.removeprefix("--") if word.startswith("--") else ""
         if name in switches and following.lower() not in _SWITCHED:
             yield f"{word}=true"
         elif name.startswith("no_") and name[3:] in switches:
@@ -314,7 +311,7 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     usual = {} if resuming.is_test(words) else usual_of(config, in_pool)
     of_run = resuming.usable(complete_type, recorded, words)
     values = {**_without_served(flags_type, usual), **of_run, **of_preset, **chosen}
-    values = _with_followers(values, usual, words)
+    values = _with_followers(values, usual, words, flag_names(complete_type))
     resuming.check_environment(words, values, recorded)
     return complete_type, _with_usual_batch(with_values(complete_type(), values), values, words)
 
@@ -358,14 +355,14 @@ def _as_typed(actors: ActorsConfig, words: Sequence[str]) -> ActorsConfig:
 
 
 def _with_followers(
-    values: Mapping[str, Any], usual: Mapping[str, Any], words: Sequence[str]
+    values: Mapping[str, Any], usual: Mapping[str, Any], words: Sequence[str], names: Sequence[str]
 ) -> dict[str, Any]:
     """Returns the defaults with the value of another flag in place of its name: an algorithm's
-    usual batch_size may be "num_envs".
+    usual batch_size may be "num_envs". names: of all flags.
     """
     following = dict(values)
     for name, other in usual.items():
-        if isinstance(other, str) and following.get(name) == other:
+        if other in names and following.get(name) == other:
             followed = resuming.given(words, f"--{other}") or str(following.get(other))
             del following[name]
             with suppress(ValueError):  # None, or a mistake that is reported later, such as 0

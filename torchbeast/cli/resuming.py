@@ -93,11 +93,9 @@ def _of_checkpoint(path: Path) -> dict[str, Any] | None:
     path = run_path(path)
     if not any(path.parent.glob(f"*{path.suffix}")):
         return None
-    from torchbeast.run import checkpoint as checkpoints  # imports torch
+    from torchbeast.run.earlier_run import EarlierRun  # imports torch
 
-    if not checkpoints.existing(path):
-        return None
-    return dict(checkpoints.load_newest(path, needed=("flags",)).checkpoint["flags"])
+    return dict(EarlierRun.newest(path, ("flags",)).recorded) or None
 
 
 def _recorded(folder: Path, args: Sequence[str]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from torchbeast.core.envs.vec_env import (
     vec_env_of,
 )
 from torchbeast.envs.spec import BUILT_IN, EnvError, EnvOptions, EnvSpec, is_atari, need
-from torchbeast.errors import RunError, UsageError, what_it_raised
+from torchbeast.errors import UsageError, running_users_code
 
 __all__ = [
     "EnvError",
@@ -224,12 +224,8 @@ def make_environment(env: EnvSpec, num_envs: int, render: bool = False) -> VecEn
     Raises UsageError for a wrong name or argument, and RunError when the environment's own code
     fails.
     """
-    try:
+    with running_users_code(f"{env.name} cannot be made"):
         return make(env, num_envs, render=render)
-    except UsageError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise RunError(f"{env.name} cannot be made: {what_it_raised(error)}") from error
 
 
 # --- Functions that make environments of one family, for VecEnv.create_factory:

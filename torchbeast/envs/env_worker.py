@@ -13,7 +13,7 @@ from torchbeast.core.envs.contract import VecStep, picture_of
 from torchbeast.envs import make_environment
 from torchbeast.envs.env_process import Outcome, outcome_in
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import RunError, UsageError, what_it_raised
+from torchbeast.errors import running_users_code
 from torchbeast.fleets.fleet import FleetWorker
 
 _DESCRIPTION = ("env_id", "observation_space", "action_space", "frame_stack")
@@ -21,6 +21,8 @@ _DESCRIPTION = ("env_id", "observation_space", "action_space", "frame_stack")
 
 class EnvWorker(FleetWorker):
     """The methods of EnvProcess on the environment's side."""
+
+    _env_name = "environment"
 
     def start(self, spec: EnvSpec, num_envs: int, render: bool) -> dict[str, Any]:
         """Makes the environments and describes them."""
@@ -31,12 +33,8 @@ class EnvWorker(FleetWorker):
 
     def answer(self, method: str, *arguments: Any) -> Any:
         """Calls a method; raises UsageError, or RunError with the environment's traceback."""
-        try:
+        with running_users_code(f"{self._env_name} failed"):
             return getattr(self, method)(*arguments)
-        except (UsageError, RunError):
-            raise
-        except (Exception, SystemExit) as error:
-            raise RunError(f"{self._env_name} failed: {what_it_raised(error)}") from error
 
     def reset(self, seed: int) -> Any:
         return _arrays(self._env.reset(seed))

@@ -36,7 +36,7 @@ ATARI_ID = re.compile(r"(?:ALE/(\w+)-v5|(\w+?)(NoFrameskip|Deterministic)?-v([04
 class EnvOptions:
     """Options of `envs.make` that must be the same in every process of a run.
 
-    They go to other processes as `as_json()`, and into checkpoints as the flags of these names.
+    They go to other processes as `vars()`, and into checkpoints as the flags of these names.
     """
 
     observation_keys: tuple[str, ...] = ()
@@ -124,10 +124,6 @@ class EnvOptions:
             for field in dataclasses.fields(self)
             if getattr(self, field.name) != field.default
         }
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns plain values, from which `of` restores the options."""
-        return dataclasses.asdict(self)
 
 
 BUILT_IN = ("BitFlip", "Catch", "Dials", "Memory", "Mock")
@@ -280,14 +276,10 @@ class EnvConfig(EnvOptions, _EnvName):
     """The environment."""
 
     @property
-    def env_id(self) -> str:
-        """The environment to train on."""
-        return DEFAULT_ENV if self.env is None else self.env
-
-    @property
     def spec(self) -> EnvSpec:
         """The environment to train on, with its arguments and options."""
-        return dataclasses.replace(self.asked, name=self.env_id)
+        name = DEFAULT_ENV if self.env is None else self.env
+        return dataclasses.replace(self.asked, name=name)
 
     @property
     def asked(self) -> EnvSpec:

@@ -29,7 +29,7 @@ from torchbeast.core.base.specs import SpecError
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.env_process import EnvProcess, Spaces
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import EXIT_DONE, RunError, UsageError, refusing_paths, what_it_raised
+from torchbeast.errors import EXIT_DONE, UsageError, refusing_paths, running_users_code
 from torchbeast.fleets.child_process import show_output
 from torchbeast.reporting.loggers import upload_video
 from torchbeast.reporting.run_folder import CHECKPOINT, run_path
@@ -116,7 +116,7 @@ class EpisodePlayer:
         Converts exceptions of the environment to RunError.
         """
         config = self._config
-        try:
+        with running_users_code(f"while playing {self.env.env_id}"):
             return play(
                 self.env,
                 self._agent,
@@ -126,10 +126,6 @@ class EpisodePlayer:
                 greedy=not config.sampled,
                 random_start=config.random_start,
             )
-        except (UsageError, RunError):
-            raise
-        except Exception as error:
-            raise RunError(f"while playing {self.env.env_id}: {what_it_raised(error)}") from error
 
     def close(self) -> None:
         """Closes the environments."""

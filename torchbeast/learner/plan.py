@@ -238,5 +238,5 @@ def _groups(scheme: Scheme) -> list[WorkerGroup]:
         groups.append(WorkerGroup("gradient workers", count, scheme.grad_cpus, gpus))
     if scheme.col_backend == "ray":
         count = scheme.col_remote_workers * max(1, scheme.grad_remote_workers)
-        groups.append(WorkerGroup("workers that collect", count, scheme.col_cpus))
+        groups.append(WorkerGroup("workers that collect", count, scheme.ray.actor_cpus))
     return groups

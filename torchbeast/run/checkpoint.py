@@ -37,7 +37,7 @@ import os
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -265,7 +265,7 @@ def load_model(model: torch.nn.Module, checkpoint: Mapping[str, Any], path: Path
 
     Raises UsageError, with the first difference, if they belong to another model.
     """
-    with _of_this_model(path):
+    with as_usage_error(f"{path} does not fit"):
         check_fits(model, checkpoint["model_state_dict"])
     model.load_state_dict(checkpoint["model_state_dict"])
 
@@ -274,22 +274,13 @@ def resume(optimiser_step: OptimiserStep[Any], checkpoint: Mapping[str, Any], pa
     """Restores models, optimisers, counters and random generators, those of GPUs only if their
     number is the same; raises like `load_model`.
     """
-    with _of_this_model(path):
+    with as_usage_error(f"{path} does not fit"):
         optimiser_step.load_state_dict(checkpoint)
     if "rng" in checkpoint:
         torch.set_rng_state(checkpoint["rng"]["torch"])
         cuda = checkpoint["rng"].get("cuda", [])
         if cuda and len(cuda) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(cuda)
-
-
-@contextmanager
-def _of_this_model(path: Path) -> Iterator[None]:
-    """Converts an error about a state that does not fit to UsageError."""
-    try:
-        yield
-    except (ValueError, KeyError) as error:
-        raise UsageError(f"{path} does not fit: {error}") from error
 
 
 def first_non_finite_tensor(state: Mapping[str, Any]) -> str | None:
@@ -331,8 +322,18 @@ def numbered(newest: Path, number: int) -> Path:
 
 
 def existing(newest: Path) -> list[Path]:
-    """Returns the checkpoints that exist, the newest first."""
-    return [*([newest] if newest.exists() else []), *_older(newest)]
+    """Returns the checkpoints that exist, the newest first.
+
+    An interrupted save leaves a gap of at most one number.
+    """
+    found: list[Path] = []
+    number = last = 0
+    while number <= last + 2:
+        if (path := numbered(newest, number)).exists():
+            found.append(path)
+            last = number
+        number += 1
+    return found
 
 
 def write_newest(newest: Path, data: bytes | memoryview, keep: int) -> None:
@@ -345,7 +346,7 @@ def write_newest(newest: Path, data: bytes | memoryview, keep: int) -> None:
         file.flush()
         os.fsync(file.fileno())  # safely on the disk, before others are renamed
         _shift(newest, keep)
-    for path in _older(newest)[keep - 1 :]:
+    for path in existing(newest)[keep:]:
         path.unlink()
 
 
@@ -380,8 +381,7 @@ def put_in_place(found: FoundCheckpoint, newest: Path) -> str:
     kept = [error.path.with_name(f"{error.path.name}.damaged") for error in found.damaged]
     for error, path in zip(found.damaged, kept, strict=True):
         os.replace(error.path, path)
-    if found.path != newest:
-        os.replace(found.path, newest)
+    os.replace(found.path, newest)
     return f"; damaged files are now {', '.join(map(str, kept))}" if kept else ""
 
 
@@ -391,21 +391,6 @@ def describe_fallback(found: FoundCheckpoint, newest: Path) -> str:
         return ""
     why = _listed(found.damaged) if found.damaged else f"there is no {newest}"
     return f"{why}: using the previous checkpoint, {found.path}"
-
-
-def _older(newest: Path) -> list[Path]:
-    """Returns the older checkpoints, the most recent one first.
-
-    An interrupted save leaves a gap of at most one number.
-    """
-    found: list[Path] = []
-    number = last = 0
-    while number < last + 2:
-        number += 1
-        if (path := numbered(newest, number)).exists():
-            found.append(path)
-            last = number
-    return found
 
 
 def _shift(newest: Path, keep: int) -> None:

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from torchbeast.core.actors.contract import Agent
 from torchbeast.errors import RunError, refusing_paths
 from torchbeast.fleets.system import in_bytes, reserved_files
@@ -164,8 +162,7 @@ class PastVersions:
         if step // self.every > before // self.every:
             path = version_path(self.pool, step)
             try:
-                with replaced_atomically(path) as file:
-                    torch.save(as_version(self.agent, self._elo), file)
+                checkpoints.save(path, as_version(self.agent, self._elo))
             except OSError as error:
                 why = error.strerror or error
                 raise RunError(f"no version for self-play was written to {path} ({why})") from error

@@ -94,7 +94,7 @@ class Plan:
         keys = self.env.options.observation_keys
         if not has_tasks(self.observation_space):  # each task has its own
             keys = tuple(leaf_keys(self.observation_space))
-        options = {**self.env.options.as_json(), "observation_keys": list(keys)}
+        options = {**vars(self.env.options), "observation_keys": list(keys)}
         return {**recorded_env(self.env, self.others_serve), **options}
 
     def record(self) -> dict[str, Any]:

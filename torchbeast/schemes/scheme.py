@@ -20,7 +20,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -34,6 +34,7 @@ from torchbeast.collect.config import (
 from torchbeast.core.actors.contract import specs_of_extras
 from torchbeast.core.actors.registry import ActorFactory
 from torchbeast.core.algos.base import AlgoFactory
+from torchbeast.core.algos.config import with_values
 from torchbeast.core.base import checks
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.storage import Storage
@@ -46,7 +47,6 @@ from torchbeast.servers.config import FleetConfig
 Inference = Literal["worker", "central"]
 Backend = Literal["processes", "ray"]
 
-Config = TypeVar("Config")
 
 _ENVS = "make_vec(...), or the first result of VecEnv.create_factory(...)"
 _FACTORIES = {
@@ -258,7 +258,7 @@ class Scheme:
         usual = self.num_envs if self.is_synchronous else self.train_envs_factory.vec_env_size
         flags = self._flags
         size = usual if flags["batch_size"] is None else flags["batch_size"]
-        return _taken(RolloutConfig, {**flags, "batch_size": size})
+        return with_values(RolloutConfig(), {**flags, "batch_size": size}, check=True)
 
     @property
     def synchronous_rollouts(self) -> int:
@@ -268,12 +268,12 @@ class Scheme:
     @property
     def replay(self) -> ReplayConfig:
         """The replay, if the storage has one."""
-        return _taken(ReplayConfig, self._flags)
+        return with_values(ReplayConfig(), self._flags, check=True)
 
     @property
     def transitions(self) -> TransitionsConfig:
         """How single steps are sampled."""
-        return _taken(TransitionsConfig, self._flags)
+        return with_values(TransitionsConfig(), self._flags, check=True)
 
     @property
     def _flags(self) -> dict[str, Any]:
@@ -319,18 +319,13 @@ class Scheme:
         return self.grad_worker_resources.get("num_cpus", 1.0)
 
     @property
-    def col_cpus(self) -> float:
-        """CPUs that Ray reserves for a worker that collects."""
-        return self.col_worker_resources.get("num_cpus", 1.0)
-
-    @property
     def ray(self) -> RayConfig:
         """The actors of Ray."""
         return RayConfig(
             num_envs=self.num_envs,
             num_workers=self.col_remote_workers,
             num_buffers=self.num_envs if self.is_synchronous else None,
-            actor_cpus=self.col_cpus,
+            actor_cpus=self.col_worker_resources.get("num_cpus", 1.0),
         )
 
     def describe(self) -> str:
@@ -440,12 +435,6 @@ def _check_factory(name: str, value: object) -> None:
     kind, how = _FACTORIES[name]
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be {how}, got {value!r}")
-
-
-def _taken(config: type[Config], flags: Mapping[str, Any]) -> Config:
-    """Returns the Config with the flags that it has."""
-    names = {field.name for field in dataclasses.fields(config)} & set(flags)  # type: ignore[arg-type]
-    return config(**{name: flags[name] for name in names})
 
 
 # --- descriptions

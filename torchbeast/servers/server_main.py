@@ -252,7 +252,7 @@ def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[
     the learner's own flags decide. They contain keyword arguments unless these are empty.
     """
     others = {"selfplay": None, "info_keywords": (), "task_shares": (), "task_returns": ()}
-    options = spec.options.as_json() | others
+    options = vars(spec.options) | others
     return {
         "env_id": spec.name,
         "num_envs": env.num_envs,

@@ -25,7 +25,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import get_type_hints
 
 from torchbeast import plot
 from torchbeast.cli.command_line import flag_names, parse
@@ -45,11 +45,6 @@ _QUARTER = 0.25
 _ANEW = 0.25  # share of the changed settings that are drawn again; the others move a little
 # Settings that belong to a checkpoint, or that a round cannot change; also of the agent, the task.
 _FIXED = {SEED, "total_steps", "optimiser", "replay_size", "popart", "normalise_returns"}
-# Columns of pbt.csv, before the settings, and their types.
-_COLUMNS: Mapping[str, Any] = {
-    **{"round": int, "member": int, "parent": int, "seed": int, "step": int},
-    "mean_return": float,
-}
 
 
 @dataclass(eq=False)
@@ -63,6 +58,10 @@ class Turn:
     seed: int  # the member's, in all rounds
     step: int = 0  # at the end of the round; 0 until then
     mean_return: float = math.nan
+
+
+# Columns of pbt.csv, before the settings, and their types.
+_COLUMNS = {name: kind for name, kind in get_type_hints(Turn).items() if name != "settings"}
 
 
 class Population:

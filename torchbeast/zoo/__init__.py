@@ -102,22 +102,6 @@ NAMES: Mapping[str, str] = {
 """The name of each preset, by its name and by its earlier names."""
 
 
-class ShippedAgent(NamedTuple):
-    """The agent of a preset that the package contains: one of the runs of its record.
-
-    Attributes:
-        seed: The run's seed.
-        score: Mean return of 100 greedy episodes.
-        spread: Their standard deviation.
-        commit: The version of TorchBeast that trained it.
-    """
-
-    seed: int
-    score: float
-    spread: float
-    commit: str
-
-
 class Record(NamedTuple):
     """The score of a preset over runs that differ in their seed.
 
@@ -127,7 +111,9 @@ class Record(NamedTuple):
         seeds: Number of runs.
         steps: Environment steps of each run.
         minutes: Median training time on two shared cores.
-        agent: The agent that the package contains, if any.
+        agent: Of the agent that the package contains, which is one of these runs: its seed, its
+            score (mean return of 100 greedy episodes), their spread (standard deviation), and the
+            commit that trained it. None without an agent.
     """
 
     score: float
@@ -135,7 +121,7 @@ class Record(NamedTuple):
     seeds: int
     steps: int
     minutes: float
-    agent: ShippedAgent | None = None
+    agent: Mapping[str, Any] | None = None
 
 
 @functools.cache
@@ -143,11 +129,7 @@ def records() -> Mapping[str, Record]:
     """Returns the scores that presets have reached, by the name of the preset."""
     path = _FOLDER / "records.json"
     read = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return {name: _record(**entry) for name, entry in read.items()}
-
-
-def _record(agent: dict[str, Any] | None = None, **others: Any) -> Record:
-    return Record(agent=None if agent is None else ShippedAgent(**agent), **others)
+    return {name: Record(**entry) for name, entry in read.items()}
 
 
 def agent_path(name: str) -> Path:

@@ -32,7 +32,10 @@ VECTOR, BOX = ArraySpec((5,), "float32"), Box((-1.0, -2.0), (1.0, 2.0), (2,))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MyConfig(PPOConfig):
-    usual: ClassVar[Mapping[str, Any]] = {**PPOConfig.usual, "num_envs": 6, "max_lag": 3}
+    usual: ClassVar[Mapping[str, Any]] = {
+        **{**PPOConfig.usual, "num_envs": 6, "max_lag": 3},
+        "precision": "float32",
+    }
 
 
 class MyPPO(PPO):
@@ -62,6 +65,7 @@ def test_a_users_algorithm_sets_defaults_of_other_flags(monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     found = flatten(parsed("--algo", "test_usual_settings:MyPPO"))
     assert (found["num_envs"], found["batch_size"], found["max_lag"]) == (6, 6, 3)
+    assert found["precision"] == "float32"
     assert MyPPO.create_factory().step.max_lag == 3
 
 
