@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchbeast.cli.command_line import parse
-from torchbeast.core.base.checks import between
+from torchbeast.core.base.checks import Settings, between, setting
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, expanded, refusing_paths
 from torchbeast.reporting.run_folder import write_atomically
 
@@ -43,7 +43,7 @@ _EARLIER = datetime.timedelta(hours=1)  # other machines' clocks may be slow
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeysFlags:
+class KeysFlags(Settings):
     """Creates a certificate authority, certificates and a token for training on several
     machines."""
 
@@ -54,11 +54,8 @@ class KeysFlags:
     folder: str = "torchbeast-keys"
     """Folder for the files. An authority and a token in it are reused; certificates are
     replaced."""
-    days: int = 365
+    days: int = setting(365, bounds=(between, 1, DAYS_OF_AUTHORITY))
     """Validity of the certificates in days."""
-
-    def __post_init__(self) -> None:
-        between(1, DAYS_OF_AUTHORITY, days=self.days)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from torchbeast.cli import command_line
-from torchbeast.core.base.checks import above
+from torchbeast.core.base.checks import Settings, above, setting
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, RunError
 from torchbeast.servers.addresses import hosts, server_addresses, user_basename
 from torchbeast.servers.config import SecurityConfig
@@ -38,7 +38,7 @@ _Answer = dict[str, Any] | RunError
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatusFlags:
+class StatusFlags(Settings):
     """Shows the environments of environment servers, and their load."""
 
     servers: Annotated[
@@ -49,12 +49,12 @@ class StatusFlags:
     learner: str | None = None
     """HOST:PORT of a learner started with polybeast_learner --listen: show the hosts that have
     dialled in to it."""
-    timeout: float = 5.0
+    timeout: float = setting(5.0, bounds=(above, 0))
     """Seconds to wait for each server."""
     security: SecurityConfig = field(default_factory=SecurityConfig)
 
     def __post_init__(self) -> None:
-        above(0, timeout=self.timeout)
+        super().__post_init__()
         _ = self.protection  # checked
 
     @property

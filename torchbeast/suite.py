@@ -25,7 +25,15 @@ from torchbeast.cli.command_line import parse, parse_known
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.resuming import given
 from torchbeast.core.algos.registry import spelt
-from torchbeast.core.base.checks import at_least, counted, did_you_mean, in_any_case, require
+from torchbeast.core.base.checks import (
+    Settings,
+    at_least,
+    counted,
+    did_you_mean,
+    in_any_case,
+    require,
+    setting,
+)
 from torchbeast.envs.env_process import spaces_of
 from torchbeast.errors import (
     EXIT_DONE,
@@ -127,7 +135,7 @@ def suite(name: str) -> Suite:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SuiteFlags:
+class SuiteFlags(Settings):
     """Trains an algorithm on every task of a suite with several seeds, and reports its scores.
 
     All other flags go to the sweep that trains the runs (python -m torchbeast.sweep --help), and
@@ -146,17 +154,16 @@ class SuiteFlags:
     Default in the zoo: all."""
     preset: str | None = None
     """Settings for all tasks, in place of the suite's."""
-    seeds: int | None = None
+    seeds: int | None = setting(None, bounds=(at_least, 1))
     """Number of runs of each task. Default: 10; in the zoo, the number of the preset."""
-    first_seed: int | None = None
+    first_seed: int | None = setting(None, bounds=(at_least, 0))
     """Seed of the first run; the other seeds are consecutive. Default: 1; in the zoo, 101."""
     name: str | None = None
     """The folder in --savedir. Default: the suite and the algorithm, as in minatar-pqn; or zoo,
     with a folder for each preset."""
 
     def __post_init__(self) -> None:
-        at_least(1, seeds=self.seeds)
-        at_least(0, first_seed=self.first_seed)
+        super().__post_init__()
         is_zoo = self.suite == ZOO
         require(is_zoo or self.only == _ALL, "only chooses presets of the zoo: use the suite zoo")
         require(

@@ -21,6 +21,7 @@ from torchbeast.cli.command_line import with_algorithm
 from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.ray_flags import RayBeastFlags
+from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.algos.registry import ALGOS, DEFAULT
 from torchbeast.sweep.config import SweepFlags
 
@@ -151,3 +152,12 @@ def test_no_other_dataclass_gives_a_flag_a_default_again() -> None:
 def test_the_check_finds_a_repeated_default() -> None:
     source = "@dataclass(frozen=True)\nclass A:\n    batch_size: int = 8\n    seed: int\n"
     assert [defaults_of(cls) for cls in dataclasses_of(source)] == [{"batch_size"}]
+
+
+def test_a_setting_that_a_subclass_declares_again_keeps_its_bounds() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Clipped(StepConfig):
+        grad_norm_clipping: float = 1.0
+
+    with pytest.raises(ValueError, match="grad_norm_clipping must be greater than 0, got -1"):
+        Clipped(grad_norm_clipping=-1)

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from torchbeast.core.base.checks import at_least, between, require, setting
+from torchbeast.core.base.checks import Settings, at_least, between, require, setting
 from torchbeast.fleets.system import available_cores
 
 _ENVS_PER_PROCESS = 16
@@ -18,19 +18,16 @@ _REPRODUCIBLE_ENVS = 4  # on every machine; with two processes their shares divi
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutConfig:
+class RolloutConfig(Settings):
     """The batch of one update."""
 
-    batch_size: int = 8
+    batch_size: int = setting(8, bounds=(at_least, 1))
     """Rollouts per update, summed over all learners; with dqn, sac and td3: sampled steps per
     update. Default of impala and laser: a quarter of the environments that the program starts, as a
     power of two and at least 8, for a policy lag of about 4 or less."""
-    unroll_length: int = 80
+    unroll_length: int = setting(80, bounds=(at_least, 1))
     """Steps per rollout, usually 5 to 128. Longer rollouts give fewer, larger updates and older
     data."""
-
-    def __post_init__(self) -> None:
-        at_least(1, batch_size=self.batch_size, unroll_length=self.unroll_length)
 
 
 def usual_batch_size(num_envs: int) -> int:
@@ -43,10 +40,10 @@ def usual_batch_size(num_envs: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActorsConfig:
+class ActorsConfig(Settings):
     """The environments that the program starts."""
 
-    num_envs: int | None = None
+    num_envs: int | None = setting(None, bounds=(at_least, 1))
     """Total number of environments. More environments make larger inference batches, but use more
     memory. Default: 16 per worker (one worker per core); with more than four workers 8, 4, 2 or
     1 each, for at most 64 in total but at least one per worker. In tasks of EnvPool 256, or 64 with
@@ -56,8 +53,9 @@ class ActorsConfig:
     """Name of the field that holds the number of processes that step the environments."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         given, name, num_envs = self.given_processes, self.of_processes, self.environments()
-        at_least(1, num_envs=self.num_envs, **{name: given})
+        at_least(1, **{name: given})
         require(
             given is None or given <= num_envs,
             f"{name} is {given}, but there are only {num_envs} environments: use at most {name} "
@@ -84,18 +82,18 @@ class ActorsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayConfig:
+class ReplayConfig(Settings):
     """Experience replay. --replay_size selects --algo laser unless you give another algorithm."""
 
-    replay_size: int = 0
+    replay_size: int = setting(0, bounds=(at_least, 0))
     """Capacity of the replay in environment steps; it keeps the newest. 0 means no replay. The
     program prints its memory use at startup."""
-    replay_ratio: float = 1.0
+    replay_ratio: float = setting(1.0, bounds=(at_least, 0))
     """Replayed rollouts per new rollout in a batch; the LASER paper uses 7. A replayed rollout
     costs as much compute as a new one. With dqn, sac and td3: sampled steps per new step, which
     makes --replay_ratio / --batch_size updates per environment step. With inf, learner and
     environments never wait for each other."""
-    learn_start: int = 0
+    learn_start: int = setting(0, bounds=(at_least, 0))
     """Do not sample from the replay until it holds this many environment steps. Until then, and
     until it holds a complete episode, laser trains on new rollouts only."""
     checkpoint_replay: bool = False
@@ -107,12 +105,7 @@ class ReplayConfig:
     capacity of the shared replay, and must be the same for all agents."""
 
     def __post_init__(self) -> None:
-        at_least(
-            0,
-            replay_size=self.replay_size,
-            replay_ratio=self.replay_ratio,
-            learn_start=self.learn_start,
-        )
+        super().__post_init__()
         for each in fields(self):
             require(
                 self.replay_size > 0 or getattr(self, each.name) in (0, each.default),
@@ -203,30 +196,23 @@ class ReplayConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransitionsConfig:
+class TransitionsConfig(Settings):
     """How dqn, sac and td3 sample single steps from their replay, and r2d2 rollouts."""
 
-    n_step: int = 1
+    n_step: int = setting(1, bounds=(at_least, 1))
     """Number of steps in n-step returns, usually 1 to 5."""
-    priority_exponent: float = 0.0
+    priority_exponent: float = setting(0.0, bounds=(between, 0, 1))
     """Prioritisation exponent alpha (Schaul et al. 2016): sample in proportion to |TD error|^alpha,
     0.5 to 0.7 is usual, 0.9 with r2d2. 0: sample uniformly."""
-    priority_beta: float = 0.4
+    priority_beta: float = setting(0.4, bounds=(between, 0, 1))
     """Initial importance-sampling exponent beta (Schaul et al. 2016), annealed linearly to 1 over
     the run; constant with r2d2. Larger values correct more of the bias of prioritised sampling."""
-    hindsight_share: float = 0.0
+    hindsight_share: float = setting(0.0, bounds=(between, 0, 1))
     """Hindsight experience replay (Andrychowicz et al. 2017): share of sampled steps whose goal is
     replaced by one reached later in the episode, usually 0.8. For environments with goals."""
 
     def __post_init__(self) -> None:
-        at_least(1, n_step=self.n_step)
-        between(
-            0,
-            1,
-            priority_exponent=self.priority_exponent,
-            priority_beta=self.priority_beta,
-            hindsight_share=self.hindsight_share,
-        )
+        super().__post_init__()
         require(
             not self.hindsight_share or self.n_step == 1,
             f"hindsight_share relabels single steps, but n_step is {self.n_step}: set n_step to "
@@ -256,14 +242,13 @@ def split_evenly(total: int, num_groups: int) -> list[int]:
 class BufferedActorsConfig(ActorsConfig):
     """The environments, and the buffers in which their rollouts wait for the learner."""
 
-    num_buffers: int | None = None
+    num_buffers: int | None = setting(None, bounds=(at_least, 1))
     """Rollout buffers, at least --num_envs; each holds one environment's rollout while it is
     written or waits for the learner. More buffers allow older data, up to about --num_buffers /
     --batch_size updates old. Default: two per environment."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, num_buffers=self.num_buffers)
         require(
             self.num_buffers is None or self.num_buffers >= self.environments(),
             f"{self.environments()} environments need as many buffers, but num_buffers is "
@@ -297,7 +282,7 @@ class ProcessesConfig(BufferedActorsConfig):
     num_workers: int | None = None
     """Worker processes, each with a copy of the network. Default: one per core, at most one per
     environment. With --fixed_lag: 2, or 1 if --num_envs is odd, on every machine."""
-    fixed_lag: int | None = None
+    fixed_lag: int | None = setting(None, bounds=(at_least, 0))
     """Policy lag for a reproducible run: train on rollouts in a fixed order, collected with weights
     exactly this many updates old. This is slower. --num_envs is then 4 by default, on every
     machine. Default: train on whichever rollouts are ready."""
@@ -306,7 +291,6 @@ class ProcessesConfig(BufferedActorsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(0, fixed_lag=self.fixed_lag)
         require(
             self.fixed_lag is None or self.fixed_lag <= MAX_FIXED_LAG,
             f"fixed_lag must be at most {MAX_FIXED_LAG}, got {self.fixed_lag}",

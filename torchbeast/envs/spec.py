@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbeast.core.base.checks import (
+    Settings,
     at_least,
     below_one,
     names_with,
@@ -33,7 +34,7 @@ ATARI_ID = re.compile(r"(?:ALE/(\w+)-v5|(\w+?)(NoFrameskip|Deterministic)?-v([04
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvOptions:
+class EnvOptions(Settings):
     """Options of `envs.make` that must be the same in every process of a run.
 
     They go to other processes as `vars()`, and into checkpoints as the flags of these names.
@@ -43,11 +44,11 @@ class EnvOptions:
     """Entries of a dict observation that the network sees, such as --observation_keys blstats
     inventory/glyphs; the workers drop the others. Default: all; with --mode test, the keys that the
     run recorded."""
-    sticky_actions: float | None = setting(None, "atari")
+    sticky_actions: float | None = setting(None, "atari", bounds=(below_one,))
     """Atari: probability, at each emulated frame, of repeating the previous action (Machado et al.
     2018). Default: 0.25 for ids such as ALE/Pong-v5 and Pong-v0, 0 for PongNoFrameskip-v4; with
     --mode test, the run's value."""
-    frame_skip: int | None = setting(None, "atari")
+    frame_skip: int | None = setting(None, "atari", bounds=(at_least, 1))
     """Atari: emulated frames per action. Default: 4; with --mode test, the run's value."""
     full_action_space: bool = setting(False, "atari")
     """Atari: offer all 18 actions of the console, not only the ones that the game uses."""
@@ -77,6 +78,7 @@ class EnvOptions:
     trained."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         keywords = tuple(self.info_keywords)
         check_keywords(self.info_keywords)
         if self.selfplay:
@@ -95,8 +97,6 @@ class EnvOptions:
             f"task_shares must be numbers from 0, and one of them above 0, got {self.task_shares}",
         )
         object.__setattr__(self, "info_keywords", keywords)
-        at_least(1, frame_skip=self.frame_skip)
-        below_one(sticky_actions=self.sticky_actions)
         keys = self.observation_keys
         require(
             not self.mask_actions or not keys or "action_mask" in keys,

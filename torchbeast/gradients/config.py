@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torchbeast.core.base.checks import above, at_least, between
+from torchbeast.core.base.checks import Settings, above, at_least, between, setting
 from torchbeast.errors import IncompatibleParts
 
 Communication = Literal["synchronous", "asynchronous"]
@@ -19,7 +19,7 @@ workers. decentralised: the workers all-reduce their gradients, and each applies
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientConfig:
+class GradientConfig(Settings):
     """Workers that compute gradients, and their updates.
 
     Each worker collects its own batches. With synchronous workers an optimiser step uses
@@ -31,26 +31,24 @@ class GradientConfig:
     num_workers: int
     communication: Communication = "synchronous"
     update_execution: UpdateExecution = "centralised"
-    fraction_workers: float = 1.0
+    fraction_workers: float = setting(1.0, bounds=(above, 0))
     """Preempt stragglers as in DD-PPO (Wijmans et al. 2020): once this share of the workers have
     their batch, the others stop collecting. 1: all collect complete batches."""
-    fraction_samples: float = 1.0
+    fraction_samples: float = setting(1.0, bounds=(between, 0, 1))
     """Share of its batch that a straggler collects in any case. Missing steps are masked and do not
     count as env steps."""
-    max_gradient_lag: int = 32
+    max_gradient_lag: int = setting(32, bounds=(at_least, 0))
     """Drop (and count) asynchronous gradients that were computed with weights more than this many
     optimiser steps old."""
-    cores: int = 1
+    cores: int = setting(1, bounds=(at_least, 1))
     """CPU cores that a worker uses."""
-    gpus: float = 0.0
+    gpus: float = setting(0.0, bounds=(at_least, 0))
     """GPUs per worker, which computes on the one that it sees. Below 1, workers share a GPU."""
 
     def __post_init__(self) -> None:
-        at_least(1, num_workers=self.num_workers, cores=self.cores)
-        at_least(0, max_gradient_lag=self.max_gradient_lag, gpus=self.gpus)
-        above(0, fraction_workers=self.fraction_workers)
+        super().__post_init__()
+        at_least(1, num_workers=self.num_workers)
         between(0, 1, fraction_workers=self.fraction_workers)
-        between(0, 1, fraction_samples=self.fraction_samples)
         if self.is_decentralised and not self.is_synchronous:
             raise IncompatibleParts(
                 'update_execution="decentralised" waits for the gradients of all workers, but '

@@ -26,14 +26,14 @@ class RayConfig(BufferedActorsConfig):
     num_workers: int | None = None
     """Ray actors, among which the environments are divided; each has a copy of the network.
     Default: all that fit on the cluster, at most one per environment."""
-    min_workers: int | None = None
+    min_workers: int | None = setting(None, bounds=(at_least, 1))
     """Ray actors that Ray must schedule at startup. The others start when the cluster has room for
     them, after nodes join or other jobs end. Default: --num_workers."""
-    actor_cpus: float = 1.0
+    actor_cpus: float = setting(1.0, bounds=(above, 0))
     """CPUs that Ray reserves for each Ray actor. An actor uses one."""
-    learner_cpus: float = 0.0
+    learner_cpus: float = setting(0.0, bounds=(at_least, 0))
     """CPUs of this machine that Ray keeps free for the learner."""
-    learner_gpus: float = 0.0
+    learner_gpus: float = setting(0.0, bounds=(at_least, 0))
     """GPUs of this machine that Ray keeps free for the learner. With 0 the learner still uses a GPU
     if it sees one, even if Ray assigns that GPU to others."""
     working_dir: str | None = setting(None, "connection")
@@ -46,9 +46,6 @@ class RayConfig(BufferedActorsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(1, min_workers=self.min_workers)
-        at_least(0, learner_cpus=self.learner_cpus, learner_gpus=self.learner_gpus)
-        above(0, actor_cpus=self.actor_cpus)
         require(
             self.min_workers is None or self.min_workers <= (self.num_workers or 0),
             f"min_workers {self.min_workers} is more than num_workers {self.num_workers}: use at "

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from torchbeast.core.base.checks import at_least, require, setting
+from torchbeast.core.base.checks import Settings, at_least, require, setting
 from torchbeast.errors import UsageError, refusing_paths
 from torchbeast.fleets.waiting import say
 from torchbeast.reporting.display import line_of
@@ -440,24 +440,21 @@ def _id_in(folder: Path) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DisplayConfig:
+class DisplayConfig(Settings):
     """The display in the terminal."""
 
-    episodes_for_avg: int = 100
+    episodes_for_avg: int = setting(100, bounds=(at_least, 1))
     """Number of recent episodes over which the mean return and length are shown."""
     suppress_logs: bool = setting(False, "command")
     """Show only the start, warnings and the summary on the terminal, not the progress. The run's
     files are written as usual."""
 
-    def __post_init__(self) -> None:
-        at_least(1, episodes_for_avg=self.episodes_for_avg)
-
 
 @dataclass(frozen=True, kw_only=True)
-class LogConfig:
+class LogConfig(Settings):
     """The logs of the run."""
 
-    log_interval: float = setting(0.0, "incidental")
+    log_interval: float = setting(0.0, "incidental", bounds=(at_least, 0))
     """Minimum number of seconds between rows of the logs. A row covers all updates since the
     previous row. 0 writes a row of logs.csv for each update; TensorBoard and Weights & Biases get
     at most one a second."""
@@ -471,7 +468,7 @@ class LogConfig:
     of --mode test_render."""
 
     def __post_init__(self) -> None:
-        at_least(0, log_interval=self.log_interval)
+        super().__post_init__()
         require(
             self.wandb_project is not None or not self.wandb_upload,
             "wandb_upload needs a project: set wandb_project too",

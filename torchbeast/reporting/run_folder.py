@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple
 
 from torchbeast import zoo
-from torchbeast.core.base.checks import at_least, require, setting
+from torchbeast.core.base.checks import Settings, at_least, require, setting
 from torchbeast.errors import (
     RunError,
     UsageError,
@@ -77,7 +77,7 @@ def check_name_of_folder(**values: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(Settings):
     """The run's name, folder and seed."""
 
     xpid: str = setting(lambda: new_name("torchbeast"), "command")
@@ -86,10 +86,10 @@ class RunConfig:
     timestamp and a random number."""
     savedir: str = setting("~/logs/torchbeast", "command")
     """Parent folder: the run's files are in {savedir}/{xpid}."""
-    seed: int | None = setting(None, "incidental")
+    seed: int | None = setting(None, "incidental", bounds=(at_least, 0))
     """Seed of the run: initial weights, actions and environments. Default: random, recorded in
     meta.json."""
-    pause_at: int | None = setting(None, "command")
+    pause_at: int | None = setting(None, "command", bounds=(at_least, 1))
     """Save a checkpoint and exit at this environment step, like Ctrl-C. Schedules still end at
     --total_steps. The same command without this flag continues the run."""
     restart_schedules: bool = setting(True, "command")
@@ -98,8 +98,7 @@ class RunConfig:
     run had started with the new value."""
 
     def __post_init__(self) -> None:
-        at_least(0, seed=self.seed)
-        at_least(1, pause_at=self.pause_at)
+        super().__post_init__()
         check_name_of_folder(xpid=self.xpid)
 
     @property

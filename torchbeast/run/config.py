@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torchbeast.core.base.checks import at_least, check_device, require, setting
+from torchbeast.core.base.checks import Settings, at_least, check_device, require, setting
 from torchbeast.core.base.specs import Precision, RewardClipping
 from torchbeast.envs.spec import EnvSpec, plays_atari
 from torchbeast.errors import UsageError
@@ -20,13 +20,13 @@ from torchbeast.zoo import PRESETS
 
 
 @dataclass(frozen=True, kw_only=True)
-class HardwareConfig:
+class HardwareConfig(Settings):
     """Devices, threads and precision of the learner."""
 
-    num_learner_threads: int | None = None
+    num_learner_threads: int | None = setting(None, bounds=(at_least, 1))
     """Learner threads, which take turns at preparing a batch and updating; also --num_threads.
     Default: 2 with a GPU (one copies data while the other computes), else 1."""
-    torch_threads: int | None = setting(None, "rank")
+    torch_threads: int | None = setting(None, "rank", bounds=(at_least, 1))
     """CPU threads of an update. Each computes gradients of slices of the batch, which are summed in
     any order. Default: the cores that this process may use; 1 with --fixed_lag, and if a batch has
     less than about 1 MB of observations and the network is small. With --fixed_lag more threads
@@ -35,7 +35,7 @@ class HardwareConfig:
     """Floating-point type of the network's features; everything else is float32. auto: bfloat16 if
     the hardware supports it (AMX, AVX512-BF16, tensor cores), but float32 for your own networks,
     for small networks on the CPU and with --fixed_lag."""
-    megabytes_at_once: float | None = None
+    megabytes_at_once: float | None = setting(None, bounds=(at_least, 0))
     """Size of the slices in which gradients are accumulated, in MB of observations; 0: the whole
     batch. Smaller slices fit the cache, larger ones have less overhead; the gradient is the same.
     Default: 2.7 on the CPU, the whole batch on a GPU."""
@@ -58,20 +58,16 @@ class HardwareConfig:
         return self.disable_cuda or self.device == "cpu"
 
     def __post_init__(self) -> None:
-        at_least(1, num_learner_threads=self.num_learner_threads, torch_threads=self.torch_threads)
-        at_least(0, megabytes_at_once=self.megabytes_at_once)
+        super().__post_init__()
         check_device(device=self.device)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
+class TrainingConfig(Settings):
     """Length of training. A step is one action in one environment (four Atari frames)."""
 
-    total_steps: int = 100_000
+    total_steps: int = setting(100_000, bounds=(at_least, 1))
     """Environment steps to train for. Schedules, such as the learning rate's, end there."""
-
-    def __post_init__(self) -> None:
-        at_least(1, total_steps=self.total_steps)
 
 
 FIRST_CHECKPOINT_S = 60.0
@@ -79,44 +75,40 @@ FIRST_CHECKPOINT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Settings):
     """Checkpoints."""
 
     disable_checkpoint: bool = setting(False, "incidental")
     """Do not write checkpoints. The run can then be neither resumed nor evaluated."""
-    checkpoint_interval: float = setting(600.0, "incidental")
+    checkpoint_interval: float = setting(600.0, "incidental", bounds=(at_least, 1))
     """Seconds between checkpoints. One is also written after the first minute, at the end, and on
     Ctrl-C, SIGTERM and SIGHUP."""
-    keep_checkpoints: int = setting(3, "incidental")
+    keep_checkpoints: int = setting(3, "incidental", bounds=(at_least, 1))
     """Checkpoints to keep: model.tar is the newest, model.1.tar the one before it, and so on. If
     model.tar is damaged, the run resumes from model.1.tar."""
 
-    def __post_init__(self) -> None:
-        interval, keep = self.checkpoint_interval, self.keep_checkpoints
-        at_least(1, checkpoint_interval=interval, keep_checkpoints=keep)
-
 
 @dataclass(frozen=True, kw_only=True)
-class CallbacksConfig:
+class CallbacksConfig(Settings):
     """Evaluations and callbacks during training."""
 
-    eval_every: int | None = None
+    eval_every: int | None = setting(None, bounds=(at_least, 1))
     """Environment steps between evaluations, during which training pauses. Each evaluation appends
     a row to evaluations.csv and adds evaluation_mean_return to the log; the best weights are kept
     as evaluation_best.tar. The final weights are evaluated too. Default: no evaluations."""
-    eval_episodes: int = 10
+    eval_episodes: int = setting(10, bounds=(at_least, 1))
     """Number of episodes per evaluation of --eval_every, played with deterministic actions."""
     callback: tuple[str, ...] = ()
     """Your own callbacks as package.module:Class: subclasses of torchbeast.learner.Callback that
     take no arguments, or functions that return a callback. A resumed run keeps them."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "callback", tuple(self.callback))
-        at_least(1, eval_every=self.eval_every, eval_episodes=self.eval_episodes)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationConfig:
+class EvaluationConfig(Settings):
     """Evaluation of a run's checkpoints."""
 
     follow: bool = setting(False, "command")
@@ -126,17 +118,16 @@ class EvaluationConfig:
     checkpoint: str = setting(CHECKPOINT, "command")
     """Checkpoint in the run's folder that --mode test plays, for example evaluation_best.tar or
     model.1.tar."""
-    num_episodes: int = setting(10, "command")
+    num_episodes: int = setting(10, "command", bounds=(at_least, 1))
     """Number of episodes that --mode test plays. More episodes give a less noisy mean."""
     sampled: bool = setting(False, "command")
     """In --mode test, sample actions from the policy as in training, instead of acting greedily."""
-    random_start: int | None = setting(None, "command")
+    random_start: int | None = setting(None, "command", bounds=(at_least, 0))
     """Start each episode of --mode test with 0 to this many random actions. Without them, greedy
     play in a deterministic game repeats one episode. Default: 30 in Atari games, else 0."""
 
     def __post_init__(self) -> None:
-        at_least(1, num_episodes=self.num_episodes)
-        at_least(0, random_start=self.random_start)
+        super().__post_init__()
         require(
             not self.follow or self.checkpoint == CHECKPOINT,
             f"follow evaluates every new {CHECKPOINT}: remove --checkpoint {self.checkpoint}",

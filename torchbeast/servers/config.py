@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torchbeast.collect.config import ActorsConfig
-from torchbeast.core.base.checks import above, at_least, command, counted, require, setting
+from torchbeast.core.base.checks import (
+    Settings,
+    above,
+    at_least,
+    command,
+    counted,
+    require,
+    setting,
+)
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.fleets.system import allowed_descriptors, available_cores
@@ -19,24 +27,19 @@ _FILES_OF_THE_REST = 200  # of the program and its libraries
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineConfig:
+class PipelineConfig(Settings):
     """Inference, and the queue of rollouts between environment servers and learner."""
 
-    num_inference_threads: int | None = None
+    num_inference_threads: int | None = setting(None, bounds=(at_least, 1))
     """Inference threads, each with its own copy of the network. Default: 2 with a GPU, else one per
     four cores, at least one; one if PyTorch's operations use all cores (see --torch_threads)."""
-    max_learner_queue_size: int | None = None
+    max_learner_queue_size: int | None = setting(None, bounds=(at_least, 1))
     """Maximum number of rollouts that wait for the learner. Longer queues allow older data.
     Default: two batches."""
-    min_streams: int | None = None
+    min_streams: int | None = setting(None, bounds=(at_least, 1))
     """End the run if fewer streams to environment servers stay connected for a minute, or if fewer
     are left because streams whose environments failed repeatedly were retired. Default: half of the
     streams."""
-
-    def __post_init__(self) -> None:
-        at_least(1, num_inference_threads=self.num_inference_threads)
-        at_least(1, max_learner_queue_size=self.max_learner_queue_size)
-        at_least(1, min_streams=self.min_streams)
 
     def check_enough(self, count: int) -> None:
         """Raises UsageError if min_streams is more than the `count` streams of the servers."""
@@ -90,10 +93,10 @@ class FleetConfig(ActorsConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedFleetConfig:
+class ServedFleetConfig(Settings):
     """The running environment servers that the learner uses."""
 
-    num_envs: int | None = setting(None, "served")
+    num_envs: int | None = setting(None, "served", bounds=(at_least, 1))
     """Expected total number of environments: exactly this many on servers, and at least this many
     on hosts that dial in (--listen). Default: use all environments."""
     pipes_basename: str | None = setting(None, "rank", "incidental")
@@ -106,19 +109,18 @@ class ServedFleetConfig:
     """HOST:PORT at which hosts dial in (polybeast_env --learner) because the learner cannot reach
     them. HOST 0.0.0.0 means every network of this machine, IPv4 and IPv6. The run starts with the
     first host, or once the hosts together have --num_envs environments."""
-    connect_timeout: float = setting(20.0, "incidental")
+    connect_timeout: float = setting(20.0, "incidental", bounds=(above, 0))
     """Seconds to wait at startup for each server to answer, or for hosts to dial in."""
 
     def __post_init__(self) -> None:
-        at_least(1, num_envs=self.num_envs)
-        above(0, connect_timeout=self.connect_timeout)
+        super().__post_init__()
         _one_way(
             pipes_basename=self.pipes_basename, env_servers=self.env_servers, listen=self.listen
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedEnvConfig:
+class ServedEnvConfig(Settings):
     """The environment. In training the servers decide it."""
 
     env: str | None = setting(None, "task", "served")
@@ -128,7 +130,7 @@ class ServedEnvConfig:
     """With --mode test, --eval_every or --hindsight_share, whose environments run on this machine:
     keyword arguments of the environment's constructor as JSON, such as '{"size": 8}'. Default: the
     run's arguments, unless --env is a package.module:factory."""
-    num_actions: int | None = None
+    num_actions: int | None = setting(None, bounds=(at_least, 1))
     """Number of actions. Needed only with servers of the original TorchBeast (2019), which do not
     describe their environment."""
     task_returns: tuple[float, ...] = ()
@@ -136,9 +138,6 @@ class ServedEnvConfig:
     selfplay: str | None = None
     """The folder for earlier versions of the agent, if the servers have --selfplay. The same folder
     must be reached from their machines."""
-
-    def __post_init__(self) -> None:
-        at_least(1, num_actions=self.num_actions)
 
     @property
     def asked(self) -> EnvSpec:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from torchbeast.core.base.checks import above, at_least, require
+from torchbeast.core.base.checks import Settings, above, at_least, require, setting
 from torchbeast.errors import expanded, refusing_paths
 from torchbeast.reporting.run_folder import check_name_of_folder, new_name
 from torchbeast.sweep.search import Search
@@ -17,7 +17,7 @@ ProgramName = Literal["monobeast", "polybeast", "raybeast"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepConfig:
+class SweepConfig(Settings):
     """The agents of a sweep, and how they run. All other flags go to the program that trains the
     agents, whose --help lists them."""
 
@@ -25,7 +25,7 @@ class SweepConfig:
     """Flags to vary, each with its values, such as learning_rate=0.0003,0.0006 use_lstm=true,false.
     One agent is trained with each combination. Agents that differ only in seed are ranked together,
     by their median."""
-    trials: int | None = None
+    trials: int | None = setting(None, bounds=(at_least, 1))
     """Number of settings to draw, each trained with every seed. --set then takes ranges too, such
     as learning_rate=0.0001:0.01, which is drawn on a logarithmic scale. Default: train all
     combinations of the values."""
@@ -39,7 +39,7 @@ class SweepConfig:
     number."""
     savedir: str = "~/logs/torchbeast"
     """Parent folder: the sweep's files are in {savedir}/{name}, which has a folder per agent."""
-    parallel: int | None = None
+    parallel: int | None = setting(None, bounds=(at_least, 1))
     """Number of agents that train at the same time and share the cores. Default: one per core; all
     of them with --shared_replay."""
     shared_replay: bool = False
@@ -57,18 +57,16 @@ class SweepConfig:
     of the steps and continues an agent only if it is in the top third. pbt (population based
     training, Jaderberg et al. 2017) lets weak agents continue from the checkpoints of good ones,
     with changed settings. none: train every agent to the end."""
-    rounds: int | None = None
+    rounds: int | None = setting(None, bounds=(at_least, 1))
     """Number of equal parts of the steps, after each of which --scheduler pbt compares the agents.
     Default: 10."""
-    agent_cpus: float = 1.0
+    agent_cpus: float = setting(1.0, bounds=(above, 0))
     """CPUs that Ray reserves for each agent, which uses that many. Needs --on ray."""
-    agent_gpus: float = 0.0
+    agent_gpus: float = setting(0.0, bounds=(at_least, 0))
     """GPUs that Ray reserves for each agent, which sees only these. Needs --on ray."""
 
     def __post_init__(self) -> None:
-        at_least(1, parallel=self.parallel, trials=self.trials, rounds=self.rounds)
-        at_least(0, agent_gpus=self.agent_gpus)
-        above(0, agent_cpus=self.agent_cpus)
+        super().__post_init__()
         require(
             self.rounds is None or self.scheduler == "pbt",
             f"rounds {self.rounds} needs --scheduler pbt: add it, or remove rounds",

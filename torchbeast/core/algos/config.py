@@ -19,7 +19,16 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
-from torchbeast.core.base.checks import above, at_least, below_one, between, one_of, require
+from torchbeast.core.base.checks import (
+    Settings,
+    above,
+    at_least,
+    below_one,
+    between,
+    one_of,
+    require,
+    setting,
+)
 from torchbeast.core.base.specs import RewardClipping, SpecError, find_callable
 
 if TYPE_CHECKING:
@@ -198,33 +207,29 @@ def check_schedules(config: Any) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepConfig:
+class StepConfig(Settings):
     """Update settings common to all algorithms: warm-up, clipping, lag limit."""
 
-    warmup_steps: int = 0
+    warmup_steps: int = setting(0, bounds=(at_least, 0))
     """Learning-rate warm-up: environment steps over which the rate grows linearly from 0. RMSprop
     with a small --epsilon needs it: its running average starts at 0, so the first updates are up to
     ten times too large and can permanently silence the network."""
-    grad_norm_clipping: float = 40.0
+    grad_norm_clipping: float = setting(40.0, bounds=(above, 0))
     """Gradient clipping: maximum global norm of the gradient, usually 0.5 (PPO) to 40 (IMPALA)."""
-    max_lag: int | None = None
+    max_lag: int | None = setting(None, bounds=(at_least, 0))
     """Policy lag, in versions of the weights, above which new steps are not trained on (column
     too_old_share of the log). They still count as environment steps and in the running statistics
     of observations and returns. For algorithms that train on rollouts. Default: no limit."""
 
-    def __post_init__(self) -> None:
-        at_least(0, warmup_steps=self.warmup_steps, max_lag=self.max_lag)
-        above(0, grad_norm_clipping=self.grad_norm_clipping)
-
 
 @dataclass(frozen=True, kw_only=True)
-class OptimiserConfig:
+class OptimiserConfig(Settings):
     """The optimiser: RMSprop, Adam or AdamW, computed as in PyTorch."""
 
     optimiser: Literal["rmsprop", "adam", "adamw"] = "rmsprop"
     """Optimiser. With adam and adamw use a smaller --epsilon, such as 1e-5. A resumed run keeps its
     optimiser."""
-    learning_rate: float = 0.00048
+    learning_rate: float = setting(0.00048, bounds=(above, 0))
     """Initial learning rate, usually 1e-4 to 3e-3. If you resume a run with a different rate, it
     applies from that step on."""
     learning_rate_schedule: Shape = "linear"
@@ -233,27 +238,25 @@ class OptimiserConfig:
     the position between --final_learning_rate (0) and --learning_rate (1)."""
     final_learning_rate: float = 0.0
     """Learning rate at --total_steps, if its schedule is not constant."""
-    epsilon: float = 0.01
+    epsilon: float = setting(0.01, bounds=(above, 0))
     """Optimiser epsilon, added outside the square root. Larger values give smaller, more uniform
     steps."""
-    alpha: float = 0.99
+    alpha: float = setting(0.99, bounds=(at_least, 0))
     """Decay of rmsprop's running average of squared gradients, 0.9 to 0.999. Larger values average
     over more steps."""
-    momentum: float = 0.0
+    momentum: float = setting(0.0, bounds=(at_least, 0))
     """Momentum of rmsprop, 0 to 0.9."""
-    beta1: float = 0.9
+    beta1: float = setting(0.9, bounds=(below_one,))
     """beta1 of adam and adamw: decay of the running average of gradients (their momentum)."""
-    beta2: float = 0.999
+    beta2: float = setting(0.999, bounds=(below_one,))
     """beta2 of adam and adamw: decay of the running average of squared gradients."""
-    weight_decay: float = 0.0
+    weight_decay: float = setting(0.0, bounds=(at_least, 0))
     """Weight decay of adamw: every step shrinks the weights by this times the learning rate."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of(("rmsprop", "adam", "adamw"), optimiser=self.optimiser)
-        above(0, learning_rate=self.learning_rate, epsilon=self.epsilon)
-        at_least(0, alpha=self.alpha, momentum=self.momentum, weight_decay=self.weight_decay)
         check_schedules(self)
-        below_one(beta1=self.beta1, beta2=self.beta2)
         self._check_is_used("momentum", self.momentum, "rmsprop")
         self._check_is_used("weight_decay", self.weight_decay, "adamw")
 
@@ -275,12 +278,12 @@ class OptimiserConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardConfig:
+class RewardConfig(Settings):
     """Discounting and scaling of rewards."""
 
-    discounting: float = 0.99
+    discounting: float = setting(0.99, bounds=(between, 0, 1))
     """Discount factor gamma, 0.95 to 0.999. Larger values give distant rewards more weight."""
-    reward_scale: float = 1.0
+    reward_scale: float = setting(1.0, bounds=(above, 0))
     """Multiply rewards by this in the loss (not in the logs), before they are clipped. Choose it so
     that returns are of order 1, where training works best."""
     reward_clipping: Literal["auto", RewardClipping] = "auto"
@@ -290,8 +293,7 @@ class RewardConfig:
     elsewhere."""
 
     def __post_init__(self) -> None:
-        between(0, 1, discounting=self.discounting)
-        above(0, reward_scale=self.reward_scale)
+        super().__post_init__()
         check_schedules(self)
         one_of(("auto", *get_args(RewardClipping)), reward_clipping=self.reward_clipping)
 
@@ -303,13 +305,13 @@ class IMPALAConfig(RewardConfig):
     # A call of the network then acts in many environments, and an update trains on as many steps.
     usual_in_pool: ClassVar[Mapping[str, Any]] = {"num_envs": 256, "unroll_length": 20}
 
-    entropy_cost: float = 0.0006
+    entropy_cost: float = setting(0.0006, bounds=(at_least, 0))
     """Entropy bonus coefficient, 0.0005 to 0.05 (losses are sums). Larger values explore more."""
     entropy_cost_schedule: Shape = "constant"
     """Schedule of the entropy bonus, like --learning_rate_schedule."""
     final_entropy_cost: float = 0.0
     """Entropy bonus coefficient at --total_steps, if its schedule is not constant."""
-    baseline_cost: float = 0.5
+    baseline_cost: float = setting(0.5, bounds=(at_least, 0))
     """Coefficient of the value (baseline) loss, usually 0.5."""
     normalise_returns: bool | None = None
     """Divide rewards in the loss (not in the logs) by the running standard deviation of discounted
@@ -319,14 +321,13 @@ class IMPALAConfig(RewardConfig):
     """PopArt: learn values, and weigh advantages, in units of the running mean and deviation of the
     value targets of each task (not in the logs). Rewards are then neither clipped nor normalised by
     default."""
-    popart_rate: float = 0.01
+    popart_rate: float = setting(0.01, bounds=(below_one,))
     """Share beta of a minibatch's targets in the running statistics of PopArt, per optimiser step,
     0.0003 to 0.1; larger in the first steps. The paper has 0.0003, in runs with many more steps."""
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(0, entropy_cost=self.entropy_cost, baseline_cost=self.baseline_cost)
         require(
             not (self.normalise_returns and self.reward_clipping == "abs_one"),
             "normalise_returns scales rewards by their returns, and reward_clipping abs_one clamps "
@@ -336,21 +337,16 @@ class IMPALAConfig(RewardConfig):
             not (self.normalise_returns and self.popart),
             "popart and normalise_returns both normalise by the scale of returns: remove one",
         )
-        below_one(popart_rate=self.popart_rate)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LASERConfig(IMPALAConfig):
     """LASER (Schmitt et al. 2019): IMPALA with experience replay and a trust region."""
 
-    replay_kl_threshold: float = 0.1
+    replay_kl_threshold: float = setting(0.1, bounds=(above, 0))
     """Trust region b: train on a replayed state only if KL(policy || implied policy), in nats, is
     at most this. V-trace evaluates the implied policy, not the current one. inf: train on all
     states."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        above(0, replay_kl_threshold=self.replay_kl_threshold)
 
 
 _ADAM_OF_PPO = OptimiserConfig(optimiser="adam", learning_rate=0.001, epsilon=0.00001)
@@ -375,13 +371,13 @@ class PPOConfig(IMPALAConfig):
     }
     usual_in_pool: ClassVar[Mapping[str, Any]] = {"num_envs": 64, "unroll_length": 32}
 
-    num_epochs: int = 10
+    num_epochs: int = setting(10, bounds=(at_least, 1))
     """Epochs of training on each batch, 3 to 10. More epochs are more sample-efficient, but less
     stable."""
-    num_mini_batch: int = 4
+    num_mini_batch: int = setting(4, bounds=(at_least, 1))
     """Minibatches per epoch, each with one optimiser step. They consist of shuffled steps, or of
     whole rollouts if the network is recurrent."""
-    clip_param: float = 0.2
+    clip_param: float = setting(0.2, bounds=(above, 0))
     """Clip range epsilon, 0.1 to 0.3: once the ratio of new to old probability of an action leaves
     [1 - epsilon, 1 + epsilon] in the direction of its advantage, its gradient is 0. This does not
     bound the ratio. Larger values allow larger policy changes per batch."""
@@ -393,23 +389,17 @@ class PPOConfig(IMPALAConfig):
     """Clip the value loss too: take the larger of the losses of the value and of the value clipped
     to within --clip_param of the old one. Use it only with returns of order 1 (--reward_scale,
     --normalise_returns), because it limits how far values move in one batch."""
-    gae_lambda: float = 0.95
+    gae_lambda: float = setting(0.95, bounds=(between, 0, 1))
     """Lambda of GAE (Schulman et al. 2016), 0.9 to 1: 0 is the one-step TD error, 1 the Monte Carlo
     return minus the value. Larger values have less bias and more variance."""
     normalise_advantages: bool = True
     """Normalise the advantages of each minibatch to mean 0 and standard deviation 1."""
-    target_kl: float | None = None
+    target_kl: float | None = setting(None, bounds=(above, 0))
     """Early stopping: skip the rest of a batch once the mean KL divergence of a minibatch from the
     policy that acted exceeds this, in nats, usually 0.01 to 0.05. Default: no early stopping."""
     entropy_cost: float = 0.01
     """Entropy bonus coefficient, 0 to 0.05 (losses are means). Larger values explore more."""
     optimiser: OptimiserConfig = _ADAM_OF_PPO
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, num_epochs=self.num_epochs, num_mini_batch=self.num_mini_batch)
-        above(0, clip_param=self.clip_param, target_kl=self.target_kl)
-        between(0, 1, gae_lambda=self.gae_lambda)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -427,35 +417,29 @@ class OffPolicyConfig(RewardConfig):
         "torch_threads": 1,  # these networks are too small to share
     }
 
-    target_rate: float = 0.005
+    target_rate: float = setting(0.005, bounds=(above, 0))
     """Polyak coefficient tau: target = (1 - tau) * target + tau * online. Larger values are less
     stable."""
-    target_period: int = 1
+    target_period: int = setting(1, bounds=(at_least, 1))
     """Optimiser steps between updates of the target network."""
     optimiser: OptimiserConfig = _ADAM
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        above(0, target_rate=self.target_rate)
         between(0, 1, target_rate=self.target_rate)
-        at_least(1, target_period=self.target_period)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplorationConfig:
+class ExplorationConfig(Settings):
     """Epsilon-greedy exploration."""
 
-    exploration_steps: int = 10_000
+    exploration_steps: int = setting(10_000, bounds=(at_least, 1))
     """Environment steps over which epsilon-greedy exploration decays from 1 to --epsilon_end."""
-    epsilon_end: float = 0.05
+    epsilon_end: float = setting(0.05, bounds=(between, 0, 1))
     """Final epsilon: share of random actions after --exploration_steps, 0.01 to 0.1."""
     epsilon_ladder: bool = False
     """One epsilon per environment, as in Ape-X (Horgan et al. 2018): epsilon^1 to epsilon^8, spread
     evenly. --epsilon_end is then the largest of them, usually 0.4."""
-
-    def __post_init__(self) -> None:
-        at_least(1, exploration_steps=self.exploration_steps)
-        between(0, 1, epsilon_end=self.epsilon_end)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -469,22 +453,16 @@ class PQNConfig(RewardConfig, ExplorationConfig):
         "grad_norm_clipping": 10.0,
     }
 
-    q_lambda: float = 0.65
+    q_lambda: float = setting(0.65, bounds=(between, 0, 1))
     """Lambda of Q(lambda), 0 to 1: 0 is the one-step target, 1 the return until the rollout's last
     row. Larger values propagate rewards faster, with more bias from older policies."""
-    num_epochs: int = 2
+    num_epochs: int = setting(2, bounds=(at_least, 1))
     """Epochs of training on each batch, 1 to 4."""
-    num_mini_batch: int = 8
+    num_mini_batch: int = setting(8, bounds=(at_least, 1))
     """Minibatches of shuffled steps per epoch, each with one optimiser step."""
     optimiser: OptimiserConfig = OptimiserConfig(
         optimiser="adam", learning_rate=0.0005, epsilon=0.00001
     )
-
-    def __post_init__(self) -> None:
-        RewardConfig.__post_init__(self)
-        ExplorationConfig.__post_init__(self)
-        between(0, 1, q_lambda=self.q_lambda)
-        at_least(1, num_epochs=self.num_epochs, num_mini_batch=self.num_mini_batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -508,14 +486,9 @@ class DQNConfig(OffPolicyConfig, ExplorationConfig):
     target_period: int = 500
     """Optimiser steps between updates of the target network. Larger values train more slowly, but
     more stably."""
-    huber_delta: float | None = None
+    huber_delta: float | None = setting(None, bounds=(above, 0))
     """TD errors above this enter the loss linearly (Huber loss), so that rare large errors count
     less; the DQN paper has 1, for rewards clipped to [-1, 1]. Default: none, all are squared."""
-
-    def __post_init__(self) -> None:
-        OffPolicyConfig.__post_init__(self)
-        ExplorationConfig.__post_init__(self)
-        above(0, huber_delta=self.huber_delta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -537,10 +510,10 @@ class R2D2Config(RewardConfig, ExplorationConfig):
         "grad_norm_clipping": 40.0,
     }
 
-    burn_in: int = 20
+    burn_in: int = setting(20, bounds=(at_least, 0))
     """First steps of a rollout, which only restore the recurrent state from the stored one and are
     not trained on. Below --unroll_length; the paper has 40 of 120."""
-    target_period: int = 200
+    target_period: int = setting(200, bounds=(at_least, 1))
     """Optimiser steps between copies of the network to the target network; the paper has 2,500."""
     discounting: float = 0.997
     """Discount factor gamma, 0.95 to 0.999; the paper has 0.997."""
@@ -555,19 +528,13 @@ class R2D2Config(RewardConfig, ExplorationConfig):
         optimiser="adam", learning_rate=0.0005, learning_rate_schedule="constant", epsilon=0.0001
     )
 
-    def __post_init__(self) -> None:
-        RewardConfig.__post_init__(self)
-        ExplorationConfig.__post_init__(self)
-        at_least(0, burn_in=self.burn_in)
-        at_least(1, target_period=self.target_period)
-
 
 @dataclass(frozen=True, kw_only=True)
 class SACConfig(OffPolicyConfig):
     """SAC (Haarnoja et al. 2018). Policy, critics and temperature use the same optimiser
     settings."""
 
-    temperature: float = 1.0
+    temperature: float = setting(1.0, bounds=(above, 0))
     """Initial temperature alpha, the weight of the entropy; fixed with --no_learn_temperature."""
     learn_temperature: bool = True
     """Tune the temperature alpha so that the policy's mean entropy approaches --target_entropy."""
@@ -576,10 +543,6 @@ class SACConfig(OffPolicyConfig):
     Default: minus the size of a Box action, 0.98 log(n) for n discrete actions (Christodoulou
     2019)."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        above(0, temperature=self.temperature)
-
 
 @dataclass(frozen=True, kw_only=True)
 class TD3Config(OffPolicyConfig):
@@ -587,22 +550,12 @@ class TD3Config(OffPolicyConfig):
 
     usual: ClassVar[Mapping[str, Any]] = {**OffPolicyConfig.usual, "learn_start": 25_000}
 
-    exploration_noise: float = 0.1
+    exploration_noise: float = setting(0.1, bounds=(at_least, 0))
     """Standard deviation of the Gaussian noise added to actions while collecting, in half-widths of
     the action box; 0.1 is usual."""
-    target_noise: float = 0.2
+    target_noise: float = setting(0.2, bounds=(at_least, 0))
     """Standard deviation of the target policy smoothing noise, in half-widths of the action box."""
-    target_noise_clip: float = 0.5
+    target_noise_clip: float = setting(0.5, bounds=(at_least, 0))
     """Clip range c of the target policy smoothing noise, in half-widths of the action box."""
-    policy_period: int = 2
+    policy_period: int = setting(2, bounds=(at_least, 1))
     """Policy delay d: critic updates per update of the policy and of the target networks."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(
-            0,
-            exploration_noise=self.exploration_noise,
-            target_noise=self.target_noise,
-            target_noise_clip=self.target_noise_clip,
-        )
-        at_least(1, policy_period=self.policy_period)

@@ -30,16 +30,33 @@ running environment servers decide it. atari: an option of Atari games.
 """
 
 
-def setting(default: Any, *traits: Trait) -> Any:
-    """Returns the field of a Config with these traits.
+def setting(default: Any, *traits: Trait, bounds: tuple[Any, ...] = ()) -> Any:
+    """Returns the field of a Config with these traits and bounds.
 
     Args:
         default: The default, or a function that makes it.
         *traits: The traits.
+        bounds: What Settings checks: one of the functions below, and its limits, as in
+            `(between, 0, 1)`. A field that a subclass declares again keeps them.
     """
+    metadata = {"traits": traits, "bounds": bounds}
     if callable(default):
-        return dataclasses.field(default_factory=default, metadata={"traits": traits})
-    return dataclasses.field(default=default, metadata={"traits": traits})
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+class Settings:
+    """Base class of Configs: checks the bounds of their settings."""
+
+    def __post_init__(self) -> None:
+        bounds = {
+            name: field.metadata["bounds"]
+            for cls in reversed(type(self).__mro__)
+            for name, field in vars(cls).get("__dataclass_fields__", {}).items()
+            if field.metadata.get("bounds")
+        }
+        for name, (check, *limits) in bounds.items():
+            check(*limits, **{name: getattr(self, name)})
 
 
 def names_with(trait: Trait, *configs: Any) -> set[str]:
