@@ -13,7 +13,6 @@ runs would jump there. A band is not drawn, because it could show returns that n
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import os
@@ -23,7 +22,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -98,7 +97,7 @@ def run(flags: PlotFlags) -> int:
             flags.column,
         )
     if not flags.output:
-        flags = dataclasses.replace(flags, output=(_folder_of(groups) / "curve.png",))
+        flags = replace(flags, output=(_folder_of(groups) / "curve.png",))
     _save(list(zip(labels(groups), groups, strict=True)), flags)
     print(f"Plot: {', '.join(map(str, flags.output))}")
     return EXIT_DONE

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from compliance.source import Running, Setup
 
 from torchbeast.collect.config import ProcessesConfig
-from torchbeast.collect.source import WORKER, FleetSource
+from torchbeast.collect.source import WORKER, FleetCollection, FleetSource
 from torchbeast.collect.weights import SharedWeights, ring_size
 from torchbeast.envs import EnvSpec
 from torchbeast.fleets.fleet import Fleet, LocalFleet
@@ -36,7 +36,15 @@ def source_of(
     learner = setup.learner(weights, **of_learner)
     actors = ProcessesConfig(num_envs=setup.num_envs, num_buffers=num_buffers)
     groups, env = setup.num_groups, EnvSpec(setup.env_id)
-    return FleetSource(learner, env, fleet, actors, groups, fixed_lag, on_demand)
+    plan = FleetCollection(
+        num_envs=setup.num_envs,
+        fixed_lag=fixed_lag,
+        processes=groups,
+        actors=actors,
+        make_fleet=lambda: nullcontext(fleet),
+        on_demand=on_demand,
+    )
+    return FleetSource(learner, env, fleet, plan)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def test_tcp_addresses_are_no_files() -> None:
 def test_two_runs_never_meet_and_their_folders_are_private() -> None:
     with run_folder() as one, run_folder() as two:
         assert one != two
-        assert stat.S_IMODE(one.stat().st_mode) == 0o700
+        assert stat.S_IMODE(os.stat(one).st_mode) == 0o700
 
 
 def test_two_terminals_of_one_user_meet() -> None:

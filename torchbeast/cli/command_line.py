@@ -16,7 +16,6 @@ import re
 import shutil
 import sys
 import textwrap
-import typing
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -24,7 +23,7 @@ from difflib import get_close_matches
 from functools import cache, partial
 from itertools import dropwhile, pairwise, takewhile
 from operator import itemgetter
-from typing import Annotated, Any, TextIO, TypeVar, cast
+from typing import Annotated, Any, TextIO, TypeVar, cast, get_type_hints
 
 import tyro
 from docstring_parser import parse_from_object
@@ -530,7 +529,7 @@ def _group(info: StructTypeInfo) -> StructConstructorSpec | None:
     """Describes a dataclass to tyro: each help as one paragraph, with one default."""
     if not dataclasses.is_dataclass(info.type):
         return None
-    kinds_of = typing.get_type_hints(info.type, include_extras=True)
+    kinds_of = get_type_hints(info.type, include_extras=True)
     fields = [
         _field(info.type, a_field, kinds_of[a_field.name], info.default)
         for a_field in dataclasses.fields(info.type)

@@ -8,10 +8,9 @@ run is made of. The messages of these checks name flags as you type them.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -235,10 +234,10 @@ class LearnerFlags:
             earlier.check_same_algorithm(self.defaults.algo)
         typed, usual = self.model.spec, ModelConfig().spec
         if typed.kwargs == kwargs_of(earlier.recorded):
-            typed = dataclasses.replace(typed, kwargs=known.kwargs)
+            typed = replace(typed, kwargs=known.kwargs)
         wanted = {name: getattr(typed, name) for name in ("name", "kwargs", "use_lstm")}
         changed = {name: value for name, value in wanted.items() if value != getattr(usual, name)}
-        earlier.check_same_model(dataclasses.replace(known, **changed))
+        earlier.check_same_model(replace(known, **changed))
 
 
 def words_of(settings: Mapping[str, Any], names: Collection[str]) -> list[str]:

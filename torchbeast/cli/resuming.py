@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import types
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.core.base.checks import names_with
@@ -177,7 +176,7 @@ def check_environment(
 
 def kinds(flags_type: type) -> Iterator[tuple[str, Any]]:
     """Yields the name and type of every flag."""
-    hints = typing.get_type_hints(flags_type)
+    hints = get_type_hints(flags_type)
     for field in dataclasses.fields(flags_type):
         if dataclasses.is_dataclass(hints[field.name]):
             yield from kinds(hints[field.name])
@@ -187,10 +186,10 @@ def kinds(flags_type: type) -> Iterator[tuple[str, Any]]:
 
 def _is_of(kind: Any, value: Any) -> bool:
     """Returns whether the value is valid for a flag of this type."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
         return any(_is_of(argument, value) for argument in arguments)
-    if origin is typing.Literal:
+    if origin is Literal:
         return value in arguments
     allowed = (int, float) if kind is float else origin or kind
     return isinstance(value, allowed) and not (kind in (int, float) and isinstance(value, bool))

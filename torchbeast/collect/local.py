@@ -215,7 +215,7 @@ class LocalSource:
         seed = seed_of(seed_of(learner.seed, "actor", 0, self._incarnation), "environments")
         self._loop = EnvLoop(self._env, self._actor, seed)
         weights, mode = learner.weights, learner.mode
-        self._player = Player(self._loop, self._actor, weights, self._stage_clock, mode)
+        self._player = Player(self._loop, weights, self._stage_clock, mode)
 
 
 def _masked(rollout: Rollout, lengths: list[int]) -> Rollout:

@@ -45,7 +45,6 @@ side waits for the other.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import logging
@@ -55,7 +54,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -252,14 +251,14 @@ class MixedSource(WithReplay):
         if filled is None:
             online, lane.windows = rollout.columns(0, self._batch_size), _NO_WINDOWS
             weights, receive = self._weights(online, ()), lane.receive
-            online = dataclasses.replace(online, weights=weights, give_feedback=receive)
+            online = replace(online, weights=weights, give_feedback=receive)
             return online.without_resets()
         lane.windows = filled.windows
         if is_walking:
             self._write_states(rollout, lane, filled.begins)
         replayed = torch.zeros_like(rollout.done, memory_format=torch.contiguous_format)
         replayed[:, self._batch_size :] = True
-        return dataclasses.replace(
+        return replace(
             rollout,
             final_observation=_with_finals(rollout, filled.finals),
             replayed=replayed,
@@ -305,7 +304,7 @@ class MixedSource(WithReplay):
 _NO_WINDOWS = np.empty(0, np.int64)
 
 
-@dataclasses.dataclass(eq=False)
+@dataclass(eq=False)
 class _Lane:
     """The state shared by every in_flight-th batch."""
 
@@ -315,7 +314,7 @@ class _Lane:
     is_learnt: bool | None = None  # False: its iterator was abandoned; None: not returned yet
     # Recurrent state before row T of that batch, from its update; leaves [layers, columns, hidden]
     state: Nest[Tensor] | None = None
-    windows: np.ndarray = dataclasses.field(default_factory=lambda: _NO_WINDOWS)  # in it
+    windows: np.ndarray = field(default_factory=lambda: _NO_WINDOWS)  # in it
     priorities: Priorities | None = None  # from its update
 
     def receive(self, feedback: Feedback) -> None:
@@ -459,9 +458,7 @@ class TransitionSource(WithReplay):
                 return batch
             weights = importance_weights(sample.probabilities, schedule.beta_at(total))
             give_feedback = functools.partial(self._note_priorities, sample.names)
-            return dataclasses.replace(
-                batch, weights=torch.from_numpy(weights), give_feedback=give_feedback
-            )
+            return replace(batch, weights=torch.from_numpy(weights), give_feedback=give_feedback)
 
 
 class FreeTransitions(TransitionSource):
@@ -532,7 +529,7 @@ class _Collected:
     def counted_in(self, batch: Transitions) -> Transitions:
         """Returns the batch with these counts, so that each step is counted in one batch."""
         by = None if self.oldest is None else (self.versions / self.steps, self.oldest)
-        return dataclasses.replace(
+        return replace(
             batch,
             env_steps=self.steps,
             episodes=tuple(self.episodes),

@@ -31,7 +31,6 @@ input does, which only its parent holds open.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import logging
@@ -44,7 +43,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge, wait
@@ -281,7 +280,7 @@ class Service:
         _log.info("agent %s has joined", joining.name)
         try:
             connection.send(stats)
-            with contextlib.suppress(EOFError, ConnectionError):
+            with suppress(EOFError, ConnectionError):
                 while True:
                     connection.send(self._answer(ticket, *connection.recv()))
         finally:
@@ -299,7 +298,7 @@ class Service:
 
 def shut(connection: Connection[Any, Any]) -> None:
     """Ends all calls of a connection, even if they wait in another thread."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.shutdown(socket.SHUT_RDWR)
 
 

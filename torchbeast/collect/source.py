@@ -97,25 +97,21 @@ class FleetSource:
         learner: LearnerInfo,
         env: EnvSpec,
         fleet: Fleet,
-        actors: BufferedActorsConfig,
-        num_workers: int,
-        fixed_lag: int | None = None,
-        on_demand: bool = False,
+        plan: FleetCollection,
     ) -> None:
         """Allocates buffers and shared memory.
 
-        fleet: makes WORKERs. actors: with a fixed lag, whole rollouts must fill a batch. on_demand:
-        collect only when the learner asks for a batch, in one thread, whatever the version of the
-        weights; needs a fixed lag of 0.
+        fleet: makes WORKERs. With a fixed lag, whole rollouts must fill a batch.
         """
+        actors, num_workers = plan.actors, plan.processes
         self._batch_size, num_envs = learner.batch_size, actors.environments()
         self._learner, self._env, self._fleet = learner, env, fleet
         self._weights: SharedWeights = learner.weights
         self._pacing, in_turn = Free(), (self._weights, self._batch_size, num_workers)
-        if on_demand:
+        if plan.on_demand:
             self._pacing = OnDemand(*in_turn, self._grant_after)
-        elif fixed_lag is not None:
-            self._pacing = FixedLag(*in_turn, fixed_lag)
+        elif plan.fixed_lag is not None:
+            self._pacing = FixedLag(*in_turn, plan.fixed_lag)
         self._dispatcher = Dispatcher(fleet.shares_memory, self._poll)
         self._played: queue.Queue[tuple[int, Written] | None] = queue.Queue()
         self._stored: tuple[int, Any] | None = None  # version of the weights, reference
@@ -503,12 +499,16 @@ class _Actor:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetCollection(CollectionPlan):
-    """Collects with the workers of a fleet: processes of this machine, or actors of Ray."""
+    """Collects with the workers of a fleet: processes of this machine, or actors of Ray.
+
+    on_demand: collect only when the learner asks for a batch, in one thread, whatever the version
+    of the weights; needs a fixed lag of 0.
+    """
 
     processes: int
     actors: BufferedActorsConfig
     make_fleet: Callable[[], AbstractContextManager[Fleet]]
-    on_demand: bool = False  # see FleetSource
+    on_demand: bool = False
 
     def weights(self, model: nn.Module, version: int) -> SharedWeights:
         """Returns weights that workers share, with the versions that a fixed lag needs."""
@@ -517,8 +517,7 @@ class FleetCollection(CollectionPlan):
     def source(self, learner: LearnerInfo, env: EnvSpec, ending: ExitStack) -> FleetSource:
         """Makes the source; `ending` ends the fleet."""
         fleet = ending.enter_context(self.make_fleet())
-        how = self.actors, self.processes, self.fixed_lag, self.on_demand
-        return FleetSource(learner, env, fleet, *how)
+        return FleetSource(learner, env, fleet, self)
 
 
 def local_fleet() -> LocalFleet:

@@ -28,7 +28,7 @@ import torch
 from torchbeast.collect.contract import Weights
 from torchbeast.collect.rollout_buffers import SharedRollouts, SlotWriter
 from torchbeast.collect.weights import Packed, SentWeights, opened
-from torchbeast.core.actors.contract import Actor, Mode
+from torchbeast.core.actors.contract import Mode
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.specs import ActorSpec
@@ -146,7 +146,7 @@ class RolloutWorker(FleetWorker):
         sizes = arguments["num_envs"], num_slots
         self._rollouts = SharedRollouts(rollouts, *sizes, descriptor)
         weights = self._sent if ring is None else ring
-        self._player = Player(loop, actor, weights, self._stage_clock, arguments["mode"])
+        self._player = Player(loop, weights, self._stage_clock, arguments["mode"])
         self._stage_clock.enter("queueing")
         return Started(self.activity(), ring is not None)
 
@@ -229,10 +229,8 @@ def _acting(arguments: Mapping[str, Any], ending: ExitStack) -> tuple[EnvLoop, R
 class Player:
     """Plays its environments continuously, one rollout at a time."""
 
-    def __init__(
-        self, loop: EnvLoop, actor: Actor, weights: Weights, clock: StageClock, mode: Mode
-    ) -> None:
-        self._loop, self._actor, self._weights = loop, actor, weights
+    def __init__(self, loop: EnvLoop, weights: Weights, clock: StageClock, mode: Mode) -> None:
+        self._loop, self._actor, self._weights = loop, loop.actor, weights
         self._stage_clock = clock
         self._mode: Mode = mode
         self._version: int | None = None

@@ -6,10 +6,9 @@ The options are the same in every process of a run. EnvError says why an environ
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
@@ -106,12 +105,12 @@ class EnvOptions(Settings):
     @staticmethod
     def of(values: Mapping[str, Any]) -> EnvOptions:
         """Returns the options among these values; missing ones have their defaults."""
-        names = {field.name for field in dataclasses.fields(EnvOptions)}
+        names = {field.name for field in fields(EnvOptions)}
         return EnvOptions(**{name: value for name, value in values.items() if name in names})
 
     def or_else(self, others: EnvOptions) -> EnvOptions:
         """Returns these options, with the others' in place of defaults."""
-        return dataclasses.replace(others, **self._chosen())
+        return replace(others, **self._chosen())
 
     def of_atari(self) -> list[str]:
         """Returns the names of options that are set and apply to Atari games only."""
@@ -121,7 +120,7 @@ class EnvOptions(Settings):
         """Returns the options that differ from their defaults."""
         return {
             field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
+            for field in fields(self)
             if getattr(self, field.name) != field.default
         }
 
@@ -190,7 +189,7 @@ class EnvSpec(Spec):
             )
         if options.selfplay and len(names) > 1:
             raise EnvError(f"selfplay is for one game, but {self.name} are several: remove it")
-        options = dataclasses.replace(options, task_shares=(), task_returns=(), task_input=False)
+        options = replace(options, task_shares=(), task_returns=(), task_input=False)
         pickled = self.pickled.split(",") if self.pickled else [""] * len(names)
         return [
             EnvSpec(name, self.kwargs, options=options, pickled=source)
@@ -221,7 +220,7 @@ class EnvSpec(Spec):
             f"{spec.name}#{number}" if spec.pickled else spec.name
             for number, spec in enumerate(specs)
         ]
-        return dataclasses.replace(
+        return replace(
             specs[0],
             name=",".join(names),
             pickled=",".join(pickled) if any(pickled) else "",
@@ -245,7 +244,7 @@ class EnvSpec(Spec):
 
     def with_options(self, **options: Any) -> EnvSpec:
         """Returns the spec with other values of these options."""
-        return dataclasses.replace(self, options=dataclasses.replace(self.options, **options))
+        return replace(self, options=replace(self.options, **options))
 
     @classmethod
     def from_parent(cls, value: Mapping[str, Any]) -> EnvSpec:
@@ -279,12 +278,12 @@ class EnvConfig(EnvOptions, _EnvName):
     def spec(self) -> EnvSpec:
         """The environment to train on, with its arguments and options."""
         name = DEFAULT_ENV if self.env is None else self.env
-        return dataclasses.replace(self.asked, name=name)
+        return replace(self.asked, name=name)
 
     @property
     def asked(self) -> EnvSpec:
         """Spec of the environment to evaluate in; its name is empty for the run's environment."""
-        options = EnvOptions.of(dataclasses.asdict(self))
+        options = EnvOptions.of(asdict(self))
         return EnvSpec(self.env or "", self.env_kwargs, options=options)
 
 

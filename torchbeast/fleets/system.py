@@ -10,7 +10,6 @@ message, and delays one that exceeds a quota of processor time.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
 import os
@@ -22,7 +21,7 @@ import stat
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -113,7 +112,7 @@ def _family(proc: str) -> dict[int, float]:
     for pid in _numbers(proc):
         # After the name, which may have any bytes: state, parent, ..., times, ...
         words = _content(f"{proc}/{pid}/stat").rpartition(b") ")[2].split()
-        with contextlib.suppress(IndexError):  # it has ended
+        with suppress(IndexError):  # it has ended
             spent[pid] = sum(map(int, words[11:15])) / os.sysconf("SC_CLK_TCK")
             children.setdefault(int(words[1]), []).append(pid)
     family = [os.getpid()]
@@ -130,14 +129,14 @@ def _delay(tasks: str, threads: Sequence[int | None]) -> float:
 
 def _numbers(folder: str) -> list[int]:
     """Returns the processes or threads that have a folder here; [] if their process has ended."""
-    with contextlib.suppress(OSError):  # pathlib's glob takes several times as long
+    with suppress(OSError):  # pathlib's glob takes several times as long
         return [int(name) for name in os.listdir(folder) if name.isdecimal()]
     return []
 
 
 def _content(path: str) -> bytes:
     """Returns what a file says; nothing if there is none: its process or thread has ended."""
-    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+    with suppress(OSError), open(path, "rb", buffering=0) as file:
         return file.read()
     return b""
 
@@ -224,18 +223,18 @@ def allow_descriptors(most: int | None = None) -> None:
     endless = resource.RLIM_INFINITY
     wanted = (most or _WHERE_NO_LIMIT_IS) if hard == endless else min(hard, most or hard)
     if soft != endless and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-@contextlib.contextmanager
+@contextmanager
 def limit_kept() -> Iterator[None]:
     """Restores this process's limit at the end, if the user still may."""
     before, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
 
@@ -255,13 +254,13 @@ class _Reserve:
 
     def fill(self) -> None:
         """Opens as many files as are wanted, or as many as it can."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             while len(self._open) < self.wanted:
                 self._open.append(os.open(os.devnull, os.O_RDONLY))
 
     def release(self) -> None:
         """Closes all files."""
-        with contextlib.suppress(IndexError):
+        with suppress(IndexError):
             while True:
                 os.close(self._open.pop())
 
@@ -320,7 +319,7 @@ def _give_up_files() -> None:
     """
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for file in tuple(_NOT_IN_FORKS):
-        with contextlib.suppress(ValueError, OSError):  # it is closed
+        with suppress(ValueError, OSError):  # it is closed
             os.dup2(nothing, file.fileno(), inheritable=False)
     os.close(nothing)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -215,7 +214,7 @@ def _signals_kept() -> Iterator[None]:
 def first_sentence(error: BaseException) -> str:
     """Returns the first line of an error message; Ray appends addresses below it."""
     text = str(error).strip() or type(error).__name__
-    return re.sub(r"\s+", " ", text.split("\n")[0]).rstrip(".")
+    return " ".join(text.partition("\n")[0].split()).rstrip(".")
 
 
 def _log_what_ray_prints(data: Mapping[str, Any], **_: Any) -> None:

@@ -16,7 +16,6 @@ Ray's restarts are off, because sources replace lost workers, and give the repla
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import logging
 import os
 import queue
@@ -27,7 +26,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -139,7 +138,7 @@ class Actors(NamedTuple):
     last_calls: Sequence[str] = ("end", "close")
 
 
-class RayFleet(contextlib.AbstractContextManager["RayFleet"]):
+class RayFleet(AbstractContextManager["RayFleet"]):
     """The connection of a program to Ray. One per process, used as a context manager.
 
     Threads: the main thread makes and ends it; any thread may call other methods.
@@ -169,7 +168,7 @@ class RayFleet(contextlib.AbstractContextManager["RayFleet"]):
         self._lock = threading.Lock()
         self._address = config.address or os.environ.get("RAY_ADDRESS")
         where = f"the cluster {self._address}" if self._address else "this machine"
-        with contextlib.ExitStack() as opened, waiting_for(f"Ray on {where}"):
+        with ExitStack() as opened, waiting_for(f"Ray on {where}"):
             if (callers := connected_ray()) is not None:
                 self._use(callers)
             else:
@@ -270,7 +269,7 @@ class RayFleet(contextlib.AbstractContextManager["RayFleet"]):
         for worker, method in calls:
             worker.call(answers.put, method)
         deadline = time.monotonic() + _END_S
-        with contextlib.suppress(queue.Empty):
+        with suppress(queue.Empty):
             for _ in calls:
                 answers.get(timeout=max(0.0, deadline - time.monotonic()))
 
@@ -317,7 +316,7 @@ class RayFleet(contextlib.AbstractContextManager["RayFleet"]):
         self._ray = ray
         self._address = address_in_use(ray)
 
-    def _connect(self, own_code: bool, opened: contextlib.ExitStack) -> None:
+    def _connect(self, own_code: bool, opened: ExitStack) -> None:
         """Joins the cluster at the address, or starts Ray here."""
         if self._address is None:
             environment: dict[str, Any] = {}

@@ -19,11 +19,10 @@ walks until then. Agents are trusted, because anyone with access to a Ray cluste
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from typing import Any
 
 from torchbeast.collect.replay import JoinRequest, Replay, ReplayClosed
@@ -100,7 +99,7 @@ class RayReplayClient(SharingAgent):
 
     def close(self) -> None:
         """Leaves the replay, which ends every call; any thread may call it, repeatedly."""
-        with contextlib.suppress(concurrent.futures.InvalidStateError):
+        with suppress(concurrent.futures.InvalidStateError):
             self._closed.set_result(None)
             end_with(self._actor.leave.remote, self._ticket)
 
@@ -145,7 +144,7 @@ def joined(address: str, joining: JoinRequest) -> AbstractContextManager[Replay]
     """Joins the shared replay at an address, ray:NAME or the path of a socket, for a block."""
     if address.startswith(ON_RAY):
         return joined_on_ray(address, joining)
-    return contextlib.closing(SharedReplayClient(address, joining))
+    return closing(SharedReplayClient(address, joining))
 
 
 @contextmanager
@@ -157,7 +156,7 @@ def joined_on_ray(address: str, joining: JoinRequest) -> Iterator[RayReplayClien
     """
     name = address.removeprefix(ON_RAY)
     with _connected(f"the run with --replay_service {address}"):
-        with contextlib.closing(RayReplayClient(name, joining)) as client:
+        with closing(RayReplayClient(name, joining)) as client:
             yield client
 
 
@@ -223,15 +222,12 @@ def _started(name: str, num_cpus: float, node: str | None) -> tuple[Any, _Served
     return actor, served
 
 
-@contextmanager
-def _connected(who: str, code: dict[str, Any] | None = None) -> Iterator[None]:
-    """Connects to Ray for the block, unless this process is connected.
+def _connected(who: str, code: dict[str, Any] | None = None) -> AbstractContextManager[Any]:
+    """Returns a context that is connected to Ray, by this process if it is.
 
     who: prefix of the message if Ray kills this process. code: to copy, see `runtime_env`.
     """
     if connected_ray() is not None:
-        yield
-        return
+        return nullcontext()
     at = os.environ.get("RAY_ADDRESS") or "auto"
-    with connected(at, "$RAY_ADDRESS", _WITHOUT_CLUSTER, who, runtime_env=code):
-        yield
+    return connected(at, "$RAY_ADDRESS", _WITHOUT_CLUSTER, who, runtime_env=code)

@@ -6,9 +6,8 @@ All programs, bench and benchmarks/ use it.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -96,9 +95,9 @@ class LearnerConfig:
         if getattr(algorithm, "popart", False) and algorithm.reward_clipping == "auto":
             clipping = "none"  # PopArt is there to learn from rewards of any size
         if hasattr(algorithm, "reward_clipping"):
-            algorithm = dataclasses.replace(algorithm, reward_clipping=clipping)
-        actor = dataclasses.replace(self.actor, reward_input=clipping)
-        return dataclasses.replace(self, actor=actor, algorithm=algorithm)
+            algorithm = replace(algorithm, reward_clipping=clipping)
+        actor = replace(self.actor, reward_input=clipping)
+        return replace(self, actor=actor, algorithm=algorithm)
 
     def after(self, recorded: Mapping[str, Any]) -> LearnerConfig:
         """Returns the settings with a decision where normalise_returns has none: that of the
@@ -116,8 +115,8 @@ class LearnerConfig:
         if found is None:
             found = algorithm.reward_clipping == "none" and algorithm.reward_scale == 1.0
             found = found and not algorithm.popart
-        algorithm = dataclasses.replace(algorithm, normalise_returns=found)
-        return dataclasses.replace(self, algorithm=algorithm)
+        algorithm = replace(algorithm, normalise_returns=found)
+        return replace(self, algorithm=algorithm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,9 +259,9 @@ def assemble(
         agent.model.set_precision(compute.precision, compute.device)
         algo = _algorithm(config, agent, compute.device)
         if not is_separable(algo):
-            compute = dataclasses.replace(compute, bytes_at_once=None, is_whole=True)
+            compute = replace(compute, bytes_at_once=None, is_whole=True)
         if config.hardware.torch_threads is None and _is_small(config, agent):
-            compute = dataclasses.replace(compute, threads=1)
+            compute = replace(compute, threads=1)
         if say is not None:
             say(compute, agent)
         if config.hardware.compile:

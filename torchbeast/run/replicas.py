@@ -19,7 +19,6 @@ not answer is lost. The reports also contain what the log and the display show a
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -28,7 +27,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +242,7 @@ def _files(folder: Path) -> dict[str, bytes]:
         return {CHECKPOINT: checkpoints.load_newest(newest).path.read_bytes()}
     files = {}
     for name in _FILES[1:]:
-        with contextlib.suppress(OSError), open(folder / name, "rb") as file:
+        with suppress(OSError), open(folder / name, "rb") as file:
             files[name] = file.read(_LONGEST)
     return files
 
@@ -273,7 +272,7 @@ def _named(rank: int) -> Iterator[None]:
     if rank == 0:
         yield
         return
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         try:
             yield
         except (UsageError, RunError) as error:

@@ -15,11 +15,10 @@ Whatever does not go together is refused when a scheme is made, with both parts 
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 import torch
@@ -218,7 +217,7 @@ class Scheme:
 
         preset = preset_of(name)
         _check_factory("train_envs_factory", train_envs_factory)
-        axes = [axis.name for axis in dataclasses.fields(cls)]
+        axes = [axis.name for axis in fields(cls)]
         if "algo_factory" in others and (more := [name for name in others if name not in axes]):
             raise TypeError(f"with an algo_factory, give {', '.join(more)} to its create_factory")
         for size in others.keys() & SIZES:

@@ -11,7 +11,6 @@ but two users do not. Both folders are private to their owner (0700).
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
@@ -20,8 +19,7 @@ import ssl
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -179,7 +177,7 @@ def is_flooded(address: str) -> bool:
     """
     port = f":{host_and_port(address)[1]:04X}"
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             for line in Path(table).read_text().splitlines()[1:]:
                 local, queues, inode = itemgetter(1, 4, 9)(line.split())
                 has_unread = int(queues.partition(":")[2], 16) > _FLOOD
@@ -192,18 +190,16 @@ def _hello() -> bytes:
     """Returns the first message of a TLS client. For other bytes gRPC would print an error."""
     context, sent = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.MemoryBIO()
     tls = context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost")
-    with contextlib.suppress(ssl.SSLWantReadError):
+    with suppress(ssl.SSLWantReadError):
         tls.do_handshake()
     return sent.read()
 
 
-@contextmanager
-def run_folder() -> Iterator[Path]:
-    """Yields a new private folder (mode 0700) for the sockets of a run, and removes it."""
-    with tempfile.TemporaryDirectory(
+def run_folder() -> tempfile.TemporaryDirectory[str]:
+    """Makes a private folder (mode 0700) for the sockets of a run; a context removes it."""
+    return tempfile.TemporaryDirectory(
         prefix="torchbeast-", dir=runtime_folder(), ignore_cleanup_errors=True
-    ) as folder:
-        yield Path(folder)
+    )
 
 
 def user_basename() -> str:
@@ -213,7 +209,7 @@ def user_basename() -> str:
     return folder_basename(_own_folder((runtime or Path(tempfile.gettempdir())) / name))
 
 
-def folder_basename(folder: Path) -> str:
+def folder_basename(folder: str | Path) -> str:
     """Returns the basename in the folder of a run."""
     return f"{_UNIX}{folder}/polybeast"
 

@@ -8,14 +8,13 @@ attempt follows after a pause. If a server ends in any other way before `close`,
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,7 @@ class EnvServers:
         env: EnvSpec,
         plans: Sequence[ServerPlan],
         addresses: Sequence[str],
-        folder: Path | None = None,
+        folder: str | None = None,
         security: SecurityConfig | None = None,
         counts: bool = False,
         learners: Sequence[str] = (),
@@ -118,16 +117,16 @@ class EnvServers:
         streams = itertools.cycle(learners)
         common = {
             "num_servers": len(plans),
-            "folder": None if folder is None else str(folder),
+            "folder": folder,
             # only names of files, because process lists show arguments
-            "security": None if security is None else dataclasses.asdict(security),
+            "security": None if security is None else asdict(security),
             "counts": counts,
         }
         firsts = itertools.accumulate((plan.num_envs for plan in plans), initial=0)
         for i, (plan, address, first) in enumerate(zip(plans, addresses, firsts, strict=False)):
             dialled = list(itertools.islice(streams, plan.num_streams))
             served = {"env": env.dealt(first, plan.num_envs).as_json(), "address": address}
-            own = {"learners": dialled, **served, **dataclasses.asdict(plan)}
+            own = {"learners": dialled, **served, **asdict(plan)}
             self._servers.append(_Server(i, common | own, self))
         try:
             for server in self._servers:

@@ -16,7 +16,6 @@ last_action, number)`.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import itertools
@@ -25,7 +24,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,10 +130,9 @@ class PolySource:
             supervisor.start_thread(f"inference-{i}", functools.partial(self._infer, replica))
         supervisor.start_thread("environments", self._play)
         if (join_server := self._join_server) is not None:
-            follow = functools.partial(
-                join_server.follow, self._pool, self._columns, self._env_bytes
-            )
-            supervisor.start_thread("hosts", lambda: follow(self._closed))
+            sizes = self._columns, self._env_bytes
+            follow = functools.partial(join_server.follow, self._pool, *sizes, self._closed)
+            supervisor.start_thread("hosts", follow)
 
     def batches(self) -> Iterator[Rollout]:
         """Yields rollouts `[T+1, batch_size + spare_columns, ...]` on the CPU, until the source is
@@ -160,7 +158,7 @@ class PolySource:
         """Closes queue and batcher, which wakes every waiting thread. May be called again."""
         self._closed.set()
         for queue in (self._batcher, self._queue):
-            with contextlib.suppress(RuntimeError):  # already closed, perhaps by the pool
+            with suppress(RuntimeError):  # already closed, perhaps by the pool
                 queue.close()
 
     def set_env_options(self, options: Mapping[str, Any]) -> None:
@@ -416,7 +414,7 @@ class StartedServers(CollectionPlan):
 
         def start(supervisor: Supervisor) -> EnvServers:
             servers = EnvServers(supervisor, env, plans, addresses, folder)
-            return ending.enter_context(contextlib.closing(servers))
+            return ending.enter_context(closing(servers))
 
         return _OwnServersSource(learner, _fleet(self.envs, env, plans, addresses), start)
 

@@ -6,12 +6,11 @@ The sweep records in its folder what it compares, so that its name suffices to c
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -216,7 +215,7 @@ def _completed(config: SweepConfig, before: SweepConfig) -> SweepConfig:
     chosen["search"] = (config if config.trials else before).search
     if is_population:
         chosen |= {"scheduler": "pbt", "rounds": chosen["rounds"] or 10}
-    return dataclasses.replace(config, **chosen)
+    return replace(config, **chosen)
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:

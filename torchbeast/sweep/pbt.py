@@ -18,12 +18,11 @@ pbt.csv in the sweep's folder has a line for each member and round. It suffices 
 from __future__ import annotations
 
 import csv
-import dataclasses
 import math
 import random
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_type_hints
 
@@ -117,7 +116,7 @@ class Population:
             # A changed rate is relative to the parent's, which has decayed: keep its schedule.
             always = [f"--seed={turn.seed}", "--no_restart_schedules"]
             words = [*agent.words, *always, *as_words(turn.settings), *pause]
-            agent = dataclasses.replace(agent, settings=turn.settings, words=words)
+            agent = replace(agent, settings=turn.settings, words=words)
             row = AgentRow(agent, self._copied_at(turn.member))
             is_past = bool(pause) and row.progress.step >= end and has_ended_well(agent.folder)
             if row.state == "waiting" and is_past:
@@ -227,7 +226,7 @@ def _as_member(agent: AgentRun, number: int) -> AgentRun:
     """Returns an agent with a name that does not contain its settings, which will change."""
     name = f"member-{number:02}"
     words = [*agent.words, "--xpid", name]
-    return dataclasses.replace(agent, name=name, words=words, folder=agent.folder.with_name(name))
+    return replace(agent, name=name, words=words, folder=agent.folder.with_name(name))
 
 
 def _read(path: Path) -> list[Turn]:

@@ -46,6 +46,7 @@ class EnvRow(NamedTuple):
 class EnvLoop:
     """One actor in E environments.
 
+    actor: the actor.
     row: what the environments gave last.
     acted: what the actor chose before that, an action of zeros at the start, and the state with
         which it will process `row`.
@@ -54,7 +55,7 @@ class EnvLoop:
     def __init__(self, env: VecEnv, actor: Actor, seed: int, first_env: int = 0) -> None:
         """first_env: number of the first environment, see Actor.env_index."""
         self._env = env
-        self._actor = actor
+        self.actor = actor
         actor.env_index = torch.arange(first_env, first_env + env.num_envs, device="cpu")
         self._stacker = FrameStacker(env.frame_stack)
         self._episode_step = np.zeros(env.num_envs, np.int32)
@@ -76,7 +77,7 @@ class EnvLoop:
         """Chooses the next action and advances the recurrent state past the current row."""
         row = self.row
         inputs = inputs_of(row.observation, row.reward, row.done, self.acted.action)
-        self.acted = self._actor.act(inputs, self.acted.state, mode)
+        self.acted = self.actor.act(inputs, self.acted.state, mode)
 
     def step(self) -> int:
         """Executes the chosen action; returns the number of environments that took a step."""

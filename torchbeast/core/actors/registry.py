@@ -6,9 +6,8 @@ A name is a built-in network's, "auto", or a user's "my_module:MyNet".
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -62,7 +61,7 @@ def in_family(spec: ActorSpec, family: str, network: Mapping[str, Any]) -> Actor
     if spec.name not in (*ACTOR_CRITICS, "auto") or spec.pickled:
         return spec
     name = f"{family}-{spec.name}" if family else spec.name
-    return dataclasses.replace(spec, name=name, kwargs={**network, **spec.kwargs})
+    return replace(spec, name=name, kwargs={**network, **spec.kwargs})
 
 
 def make_model(
@@ -240,7 +239,7 @@ def make_agent(
     if ":" not in name and name.endswith("auto"):  # "q-auto" too
         name = name.removesuffix("auto") + default_model(seen, for_images)
     reads_values = seen != without_values(seen)
-    resolved = dataclasses.replace(spec, name=name, reads_values=reads_values)
+    resolved = replace(spec, name=name, reads_values=reads_values)
     try:
         model = make_model(resolved, seen, action_space)
     except UsageError:
@@ -328,7 +327,7 @@ class ActorFactory:
 
     def trained_by(self, algo: type[Algorithm[Any]]) -> ActorFactory:
         """Returns the factory of the network that an algorithm trains."""
-        return dataclasses.replace(self, family=algo.family, network=algo.network)
+        return replace(self, family=algo.family, network=algo.network)
 
     def restart(self, actor: Actor) -> None:
         """Loads the weights of restart_model; a no-op without one."""

@@ -26,10 +26,9 @@ Each has the name of its flag, and some also have the name that is usual in impl
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, get_args
 
@@ -71,11 +70,11 @@ class Counters:
     learnt_steps: int = 0
     optimiser_steps: int = 0
     version: int = 0
-    schedule_starts: dict[str, int] = dataclasses.field(default_factory=dict)
+    schedule_starts: dict[str, int] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the counters under the names used by all checkpoints."""
-        state = dataclasses.asdict(self)
+        state = asdict(self)
         return {"steps": state.pop("env_steps"), **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -415,7 +414,7 @@ class AlgoFactory:
     def replaced(self, **hyperparameters: Any) -> AlgoFactory:
         """Returns this factory with other values of hyperparameters of the algorithm's Config."""
         config = with_values(self.config, hyperparameters, check=True)
-        return dataclasses.replace(self, config=config, given=self.given | {*hyperparameters})
+        return replace(self, config=config, given=self.given | {*hyperparameters})
 
 
 def _hyperparameters(algo: type[Algorithm[Any]]) -> dict[str, tuple[Any, Any]]:

@@ -21,12 +21,12 @@ from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.off_policy import QNetwork
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import DQNConfig
-from torchbeast.core.algos.off_policy import EpsilonGreedy, OffPolicy, Target, mean_loss, priorities
+from torchbeast.core.algos.off_policy import OffPolicy, WithTarget, mean_loss, priorities
 from torchbeast.core.base.nest import Nest
 from torchbeast.core.storages.transition import Transitions
 
 
-class DQN(EpsilonGreedy[Transitions], OffPolicy):
+class DQN(WithTarget[Transitions], OffPolicy):
     """Deep Q-network (Mnih et al. 2015) with double Q-learning, n-step returns and priorities.
 
     It acts epsilon-greedily in Discrete action spaces, and trains on single steps from a replay.
@@ -48,9 +48,7 @@ class DQN(EpsilonGreedy[Transitions], OffPolicy):
     config: DQNConfig
 
     def __init__(self, actor: Actor, config: DQNConfig) -> None:
-        super().__init__(actor, config)
-        self.target = Target(actor, config.target_rate, config.target_period)
-        self.models["target"] = self.target
+        super().__init__(actor, config, config.target_rate)
 
     def losses(self, minibatch: Transitions) -> Losses:
         """Returns value_loss, and as metrics the mean value and the mean absolute TD error."""
@@ -73,10 +71,6 @@ class DQN(EpsilonGreedy[Transitions], OffPolicy):
         rated = self.target.network(observation).float()
         chosen = self.actor(observation) if self.config.double_dqn else rated
         return rated.gather(-1, chosen.argmax(-1, keepdim=True)).squeeze(-1)
-
-    def after_step(self) -> None:
-        """Copies the network to the target network, when it is time."""
-        self.target.follow(self.actor)
 
 
 DDQN = DQN

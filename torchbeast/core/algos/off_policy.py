@@ -86,6 +86,25 @@ class EpsilonGreedy(Algorithm[BatchT]):
         return {"epsilon": epsilon}
 
 
+class WithTarget(EpsilonGreedy[BatchT]):
+    """Base class of DQN and R2D2, which have a target network.
+
+    Args:
+        actor: The network.
+        config: The hyperparameters, with an optimiser and a target_period.
+        rate: See Target.
+    """
+
+    def __init__(self, actor: Actor, config: Any, rate: float = 1.0) -> None:
+        super().__init__(actor, config)
+        self.target = Target(actor, rate, config.target_period)
+        self.models["target"] = self.target
+
+    def after_step(self) -> None:
+        """Lets the target network follow the network."""
+        self.target.follow(self.actor)
+
+
 class Target(nn.Module):
     """Target network: a copy of a network that follows it by Polyak averaging (Lillicrap et al.
     2015, arXiv 1509.02971).

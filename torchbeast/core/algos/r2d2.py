@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from torchbeast.core import losses, returns
-from torchbeast.core.actors.contract import Actor, ModelInputs, ModelOutput
+from torchbeast.core.actors.contract import ModelInputs, ModelOutput
 from torchbeast.core.actors.networks import pair_of
 from torchbeast.core.actors.off_policy import CORE_STATE, RecurrentQNetwork
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import R2D2Config
-from torchbeast.core.algos.off_policy import EpsilonGreedy, Target
+from torchbeast.core.algos.off_policy import WithTarget
 from torchbeast.core.algos.on_policy import rewards_and_discounts
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.base.nest import Nest, map_leaves
@@ -47,7 +47,7 @@ def unscaled(x: Tensor) -> Tensor:
     return x.sign() * ((2.0 * z / (1.0 + (1.0 + 4.0 * _EPS * z).sqrt())).square() - 1.0)
 
 
-class R2D2(EpsilonGreedy[Rollout]):
+class R2D2(WithTarget[Rollout]):
     """R2D2 (Kapturowski et al. 2019): double Q-learning with memory, from rollouts of a replay.
 
     It acts epsilon-greedily in Discrete action spaces.
@@ -70,11 +70,6 @@ class R2D2(EpsilonGreedy[Rollout]):
     needs = (CORE_STATE,)
     actor: RecurrentQNetwork
     config: R2D2Config
-
-    def __init__(self, actor: Actor, config: R2D2Config) -> None:
-        super().__init__(actor, config)
-        self.target = Target(actor, 1.0, config.target_period)
-        self.models["target"] = self.target
 
     def prepare(self, batch: Rollout) -> Rollout:
         """Excludes burn-in from training."""
@@ -103,10 +98,6 @@ class R2D2(EpsilonGreedy[Rollout]):
         }
         terms = {"value_loss": losses.baseline_loss(weighted, self.reduction, mask)}
         return Losses(terms, metrics, Feedback(priorities=self._priorities(errors, mask)))
-
-    def after_step(self) -> None:
-        """Copies the network to the target network, when it is time."""
-        self.target.follow(self.actor)
 
     def _double_q(self, inputs: ModelInputs, state: Nest[Tensor]) -> ModelOutput:
         """Runs the network and the target network; the baseline is what the second says of the

@@ -67,7 +67,8 @@ class SAC(ActorAndCritics):
 
     def __init__(self, actor: Actor, config: SACConfig) -> None:
         super().__init__(actor, config, config.target_period)
-        self.temperature = Temperature(config.temperature).to(self.actor.epsilon.device)
+        log_alpha = torch.tensor(math.log(config.temperature), device=self.actor.epsilon.device)
+        self.temperature = nn.ParameterDict({"log_alpha": log_alpha})
         self.models["temperature"] = self.temperature
         self.optimisers["temperature"] = config.optimiser.make(self.temperature.parameters())
 
@@ -92,7 +93,7 @@ class SAC(ActorAndCritics):
 
     def losses(self, minibatch: Transitions) -> Losses:
         """Returns the three losses, and the means of values, entropy and temperature."""
-        alpha = self.temperature.log_alpha.detach().exp()
+        alpha = self.temperature["log_alpha"].detach().exp()
         seen = minibatch.observation
         with torch.no_grad():
             after, log_probs = self._evaluate(self.target.network, minibatch.next_observation)
@@ -106,7 +107,7 @@ class SAC(ActorAndCritics):
         }
         if self.config.learn_temperature:
             surplus = -log_probs.detach().mean() - self._target_entropy(seen)
-            terms["temperature_loss"] = self.temperature.log_alpha * surplus
+            terms["temperature_loss"] = self.temperature["log_alpha"] * surplus
         metrics = {
             "mean_value": values.detach().mean(),
             "entropy": -log_probs.detach().mean(),
@@ -154,11 +155,3 @@ class SAC(ActorAndCritics):
     def after_step(self) -> None:
         """Lets the target critics follow the critics."""
         self.target.follow(self.critics)
-
-
-class Temperature(nn.Module):
-    """The weight alpha of the entropy, by its logarithm."""
-
-    def __init__(self, alpha: float) -> None:
-        super().__init__()
-        self.log_alpha = nn.Parameter(torch.tensor(math.log(alpha)))

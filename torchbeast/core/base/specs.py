@@ -23,14 +23,13 @@ attribute is then called:
 from __future__ import annotations
 
 import base64
-import dataclasses
 import importlib
 import inspect
 import json
 import operator
 import pickle
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import ModuleType
 from typing import Any, Literal, TypeVar
 
@@ -127,7 +126,7 @@ class Spec:
 
     def as_json(self) -> dict[str, Any]:
         """Returns JSON from which `from_parent` and `from_json` restore the spec."""
-        return dataclasses.asdict(self)
+        return asdict(self)
 
     def load(self) -> Callable[..., Any]:
         """Imports or unpickles the callable; raises SpecError if there is none."""

@@ -9,10 +9,9 @@ compare by value.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -226,7 +225,7 @@ def space_to_json(space: ActionSpace | ObservationSpace) -> dict[str, Any]:
     if isinstance(space, dict):
         parts = {key: space_to_json(space[key]) for key in sorted(space)}
         return {"type": "Dict", "spaces": parts}
-    values = {name: _to_json(value) for name, value in dataclasses.asdict(space).items()}
+    values = {name: _to_json(value) for name, value in asdict(space).items()}
     return {"type": type(space).__name__, **values}
 
 

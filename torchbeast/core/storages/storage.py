@@ -7,9 +7,8 @@ the programs' Configs of its values, which check them.
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchbeast.core.algos.config import DQNConfig, usual_of
@@ -36,7 +35,7 @@ class Storage(ABC):
     holds: ClassVar[type]
     for_burn_in: ClassVar[bool] = False
 
-    @signed(lambda storage: {f.name: (f.type, f.default) for f in dataclasses.fields(storage)})
+    @signed(lambda storage: {f.name: (f.type, f.default) for f in fields(storage)})
     @classmethod
     def create_factory(cls, **settings: Any) -> Self:
         """Returns the `storage_factory` of a Scheme.
@@ -206,7 +205,7 @@ class ReplayBuffer(Storage):
     checkpoint_replay: bool = False
 
     def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
         given["replay_size"] = given.pop("size")
         usual = usual_of(algo.Config)
         of_replay = usual if "replay_size" in usual else dict(DQNConfig.usual)

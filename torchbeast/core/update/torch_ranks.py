@@ -25,13 +25,12 @@ for something says so in the store too (`tell`).
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -194,7 +193,7 @@ class TorchRanks:
 
         reason: "" if another rank has it.
         """
-        with contextlib.suppress(RuntimeError):  # the store may be gone
+        with suppress(RuntimeError):  # the store may be gone
             self._store.set(f"{_REASON}{self.rank}", reason)
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -233,7 +232,7 @@ class TorchRanks:
     def _ended(self) -> str:
         """Returns that others have ended, and why; "" if none has said so."""
         said = []
-        with contextlib.suppress(RuntimeError):  # the store is gone too
+        with suppress(RuntimeError):  # the store is gone too
             for rank in range(self.size):
                 if reason := _found(self._store, f"{_REASON}{rank}"):
                     said.append(f"rank {rank}: {reason}")
