@@ -144,11 +144,7 @@ def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
     made = assemble(config, lambda spec: make_agent(spec, FRAMES, ACTIONS, 1), PublishedWeights)
     threads = torch.get_num_threads()
     rollout = synthetic.rollout(
-        made.agent,
-        FRAMES,
-        arguments.unroll_length,
-        arguments.batch_size,
-        extras=made.algo.needs,
+        made.agent, FRAMES, arguments.unroll_length, arguments.batch_size, extras=made.algo.needs
     )
 
     def run() -> int:

@@ -64,10 +64,7 @@ def _original(ours: Program, checkout: Path) -> Program:
     """Returns the original MonoBeast, which writes the same log."""
     command = [*ours.command[:3], "--env=PongNoFrameskip-v4", "--total_steps=1000000000"]
     return dataclasses.replace(
-        ours,
-        name="the original",
-        command=command,
-        environment={"PYTHONPATH": str(checkout)},
+        ours, name="the original", command=command, environment={"PYTHONPATH": str(checkout)}
     )
 
 

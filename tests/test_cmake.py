@@ -57,9 +57,7 @@ def forged_packages(prefix: Path, grpc: str, protobuf: str) -> dict[str, str]:
     return {"PKG_CONFIG_PATH": str(folder)}
 
 
-def test_protoc_and_plugin_come_from_the_package_of_the_headers(
-    tmp_path: Path,
-) -> None:
+def test_protoc_and_plugin_come_from_the_package_of_the_headers(tmp_path: Path) -> None:
     first = script(tmp_path / "first" / "protoc", "libprotoc 2.6.1").parent
     script(first / "grpc_cpp_plugin", "")
     environment = forged_packages(tmp_path / "prefix", grpc="1.60.0", protobuf="25.1.0")

@@ -17,13 +17,7 @@ import pytest
 
 import torchbeast
 from torchbeast.core.envs.sync_vec_env import SyncVecEnv
-from torchbeast.errors import (
-    RunError,
-    UsageError,
-    exit_code_of,
-    refusing_paths,
-    without_our_frames,
-)
+from torchbeast.errors import RunError, UsageError, exit_code_of, refusing_paths, without_our_frames
 
 
 def fail() -> None:

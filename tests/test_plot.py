@@ -135,8 +135,7 @@ def test_runs_that_differ_only_in_seed_are_one_line_their_mean(tmp_path: Path) -
 def test_curves_with_points_at_different_steps_are_interpolated(tmp_path: Path) -> None:
     """One curve rises from 0 to 100 over 100 steps, the other to 200 with a point at step 37."""
     group = plot.RunGroup(
-        {},
-        {Path("a"): [(0, 0.0), (100, 100.0)], Path("b"): [(0, 0.0), (37, 74.0), (100, 200.0)]},
+        {}, {Path("a"): [(0, 0.0), (100, 100.0)], Path("b"): [(0, 0.0), (37, 74.0), (100, 200.0)]}
     )
     steps, curves = plot.on_one_grid(group.curves.values())
     assert np.allclose(curves.mean(0), 1.5 * steps) and len(steps) > 100
@@ -294,9 +293,7 @@ def test_a_committed_curve_is_read_by_its_header_line(tmp_path: Path) -> None:
     assert plot.curve(tmp_path) == [(10.0, 1.5), (30.0, 2.0)]
 
 
-def test_committed_curves_are_one_line_per_program_with_or_without_history(
-    tmp_path: Path,
-) -> None:
+def test_committed_curves_are_one_line_per_program_with_or_without_history(tmp_path: Path) -> None:
     columns, points = "step,seconds,mean_episode_return", "10,0.5,1.5\n20,1,\n30,2,2.5"
     said = "# commit abc\n# command python -m torchbeast.polybeast --preset catch, step, step\n"
     kept = [tmp_path / f"{name}.csv" for name in ("monobeast-1", "monobeast-12", "polybeast-1")]

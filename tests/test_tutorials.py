@@ -39,12 +39,7 @@ ROOT = Path(__file__).parents[1]
 HOW_TO = ROOT / "docs" / "how-to"
 TROUBLESHOOTING = HOW_TO / "troubleshooting.md"
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
-PAGES = [
-    *TUTORIALS,
-    HOW_TO / "install.md",
-    *sorted(HOW_TO.glob("migrate-*.md")),
-    TROUBLESHOOTING,
-]
+PAGES = [*TUTORIALS, HOW_TO / "install.md", *sorted(HOW_TO.glob("migrate-*.md")), TROUBLESHOOTING]
 LOAD = HOW_TO / "load-and-export.md"
 OWN, OTHER = "CartPole-v1", "MountainCar-v0"
 ZOO = "zoo:cartpole-ppo"  # plays nothing else

@@ -92,9 +92,7 @@ def run(flags: PlotFlags) -> int:
         raise UsageError("use the folder of a run, such as ~/logs/torchbeast/latest")
     with refusing_paths("use the folder of a run that can be read"):
         groups = group_runs(
-            [Path(os.path.realpath(run_path(run))) for run in flags.runs],
-            flags.clock,
-            flags.column,
+            [Path(os.path.realpath(run_path(run))) for run in flags.runs], flags.clock, flags.column
         )
     if not flags.output:
         flags = replace(flags, output=(_folder_of(groups) / "curve.png",))

@@ -11,14 +11,7 @@ from bench import fixed_env, synthetic
 from bench.environment import environments
 from bench.inference import inference
 from bench.learner import learner
-from bench.limits import (
-    END_TO_END,
-    ENVIRONMENT,
-    INFERENCE,
-    LEARNER,
-    REPLAY,
-    TRANSPORT,
-)
+from bench.limits import END_TO_END, ENVIRONMENT, INFERENCE, LEARNER, REPLAY, TRANSPORT
 from bench.network_cost import costs, table
 from bench.replay import replay, shared_replay
 from bench.sample import Measure, check_goes_on

@@ -112,10 +112,7 @@ WRONG = [
     (["--discounting", "1.5"], "--discounting must be between 0 and 1, got 1.5."),
     (["--discounting", "nan"], "--discounting must be between 0 and 1, got nan."),
     (["--learning_rate", "0"], "--learning_rate must be greater than 0, got 0.0."),
-    (
-        ["--num_servers", "8", "--num_envs", "4"],
-        "use at most --num_servers 4, or set --num_env",
-    ),
+    (["--num_servers", "8", "--num_envs", "4"], "use at most --num_servers 4, or set --num_env"),
     (["--max_learner_queue_size", "1"], "use at least --batch_size 8."),
     (["--xpid", "a/b"], "--xpid must be a plain name"),
     (["--xpid", "latest"], "--xpid must be a plain name"),

@@ -60,10 +60,7 @@ def test_updates_a_step_are_the_ratio_over_the_batch() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["--algo", "dqn", "--replay_size", "0"],
-            "--replay_size is 0, but --replay_ratio needs",
-        ),
+        (["--algo", "dqn", "--replay_size", "0"], "--replay_size is 0, but --replay_ratio needs"),
         (["--algo", "dqn", "--replay_ratio", "0"], "trains on replayed steps only"),
         (["--algo", "sac", "--replay_service", "/x"], "agents of laser, not steps"),
         (["--algo", "sac", "--replay_size", "7"], "too small for 2 rollouts of --unroll_length 4"),
@@ -93,10 +90,7 @@ def test_updates_a_step_are_the_ratio_over_the_batch() -> None:
         ),
         (["--algo", "dqn", "--replay_kl_threshold", "1"], "replay_kl_threshold"),
         (["--algo", "dqn", "--n_step", "3", "--hindsight_share", "0.8"], "but --n_step is 3"),
-        (
-            ["--algo", "td3", "--hindsight_share", "1.5"],
-            "--hindsight_share must be between",
-        ),
+        (["--algo", "td3", "--hindsight_share", "1.5"], "--hindsight_share must be between"),
     ],
 )
 def test_what_cannot_be_is_a_sentence(words: list[str], message: str) -> None:

@@ -51,10 +51,7 @@ WRONG = [
         ["--replay_size", "9000", "--checkpoint_replay", "--disable_checkpoint"],
         "--checkpoint_replay saves the replay with every checkpoint; remove --disable_checkpoint.",
     ),
-    (
-        ["--replay_service", "/s"],
-        "--replay_service needs a replay: set --replay_size too.",
-    ),
+    (["--replay_service", "/s"], "--replay_service needs a replay: set --replay_size too."),
     (
         ["--replay_size", "9000", "--replay_service", "/s", "--checkpoint_replay"],
         "--checkpoint_replay saves the replay of one run, but --replay_service is shared by "

@@ -219,9 +219,7 @@ def test_workers_are_told_where_the_learners_weights_are(run: ByHand) -> None:
     assert address.node == "a" and Path(address.file).exists()
 
 
-def test_a_worker_that_waits_for_room_gets_newer_weights_with_its_next_rollout(
-    run: ByHand,
-) -> None:
+def test_a_worker_that_waits_for_room_gets_newer_weights_with_its_next_rollout(run: ByHand) -> None:
     worker = run.start(0)
     for number in range(2):
         worker.answer("play", PlayedRollout(f"rollout {number}", IDLE))
@@ -234,9 +232,7 @@ def test_a_worker_that_waits_for_room_gets_newer_weights_with_its_next_rollout(
     assert loads(worker) == [(9, ["reference 1"])]
 
 
-def test_a_lost_worker_is_replaced_and_what_it_was_playing_is_played_by_no_one(
-    run: ByHand,
-) -> None:
+def test_a_lost_worker_is_replaced_and_what_it_was_playing_is_played_by_no_one(run: ByHand) -> None:
     worker = run.start(0)
     run.start(1)
     worker.answer("play", PlayedRollout("rollout 0", IDLE._replace(steps=7)))

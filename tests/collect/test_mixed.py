@@ -609,10 +609,7 @@ def test_it_tells_what_the_online_source_tells_and_how_full_the_replay_is(starte
     [(4 * T, None, "episode"), (B * T, ByPriority(1.0, 2), "window")],
 )
 def test_a_replay_without_room_for_what_it_samples_is_told_once(
-    caplog: pytest.LogCaptureFixture,
-    capacity: int,
-    sampling: ByPriority | None,
-    lacks: str,
+    caplog: pytest.LogCaptureFixture, capacity: int, sampling: ByPriority | None, lacks: str
 ) -> None:
     caplog.set_level(logging.WARNING, "torchbeast.replay")
     with starting(own, capacity=capacity, sampling=sampling) as run:

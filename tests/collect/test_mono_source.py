@@ -289,9 +289,7 @@ def test_ctrl_c_ends_no_event_halfway() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [CATCH.num_envs // 2, 2 * CATCH.num_envs])
-def test_rollouts_on_demand_may_be_of_some_environments_or_several_of_each(
-    batch_size: int,
-) -> None:
+def test_rollouts_on_demand_may_be_of_some_environments_or_several_of_each(batch_size: int) -> None:
     found = on_demand(6, CATCH.num_envs, batch_size).versions
     assert found == [{CATCH.version + 3 * update} for update in range(6)]
 

@@ -174,14 +174,8 @@ def test_facts_are_those_of_all_agents(path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (
-            {"replay_size": 3000},
-            "has replay_size 2000, this agent 3000",
-        ),
-        (
-            {"frame_stack": 1},
-            "has frame_stack 2, this agent 1",
-        ),
+        ({"replay_size": 3000}, "has replay_size 2000, this agent 3000"),
+        ({"frame_stack": 1}, "has frame_stack 2, this agent 1"),
     ],
 )
 def test_an_agent_with_another_replay_is_refused(

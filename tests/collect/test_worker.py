@@ -16,13 +16,7 @@ from source_envs import Numbered
 from torch import nn
 
 from torchbeast.collect.rollout_buffers import SharedRollouts
-from torchbeast.collect.weights import (
-    SentWeights,
-    SharedWeights,
-    address_of,
-    packed,
-    unpacked,
-)
+from torchbeast.collect.weights import SentWeights, SharedWeights, address_of, packed, unpacked
 from torchbeast.collect.worker import PlayedRollout, RolloutWorker, Started
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.envs.contract import VecStep

@@ -84,9 +84,7 @@ def test_the_recurrent_network_is_trained(
     assert all(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
-def test_the_recurrent_network_forgets_before_a_done_row_and_only_there(
-    model: ActorCritic,
-) -> None:
+def test_the_recurrent_network_forgets_before_a_done_row_and_only_there(model: ActorCritic) -> None:
     inputs, row, column = inputs_with_done((4, 1)), 4, 1
     others = [c for c in range(B) if c != column]
     with torch.no_grad():

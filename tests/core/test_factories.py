@@ -15,11 +15,7 @@ import torch
 from torch import nn
 
 from torchbeast import EnvSpec, make_env
-from torchbeast.core.actors import (
-    OffPolicyActorCritic,
-    OnPolicyActorCritic,
-    get_feature_extractor,
-)
+from torchbeast.core.actors import OffPolicyActorCritic, OnPolicyActorCritic, get_feature_extractor
 from torchbeast.core.actors.networks import AtariNet, DeepNet, FixupNet, MLPNet
 from torchbeast.core.actors.off_policy import QNet, SACNet
 from torchbeast.core.actors.torsos import FixupTorso

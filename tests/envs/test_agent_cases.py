@@ -394,9 +394,7 @@ class Unmasked(Rounds):
 
 @pytest.mark.parametrize(
     ("kind", "message"),
-    [
-        (Unmasked, r"agent a of game 0 of Rounds, step 0: observation: expected a dict with the k"),
-    ],
+    [(Unmasked, r"agent a of game 0 of Rounds, step 0: observation: expected a dict with the k")],
 )
 def test_a_game_of_turns_that_cannot_go_on_is_refused(kind: type, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -118,8 +118,7 @@ def test_a_wrong_name_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "picture"),
-    [("Painted-v0", PICTURE.tolist()), ("paints_differently", None)],
+    ("name", "picture"), [("Painted-v0", PICTURE.tolist()), ("paints_differently", None)]
 )
 def test_only_a_picture_of_gymnasiums_kind_leaves_the_process(name: str, picture: Any) -> None:
     with closing(intrusive(name, render=True)) as env:

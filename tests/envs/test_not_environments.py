@@ -71,10 +71,7 @@ def contract(**changes: Any) -> Any:
 
 OF_ANY = [(None, "got a NoneType with")]
 OF_ONE = [
-    (
-        StableBaselines(),
-        "is a vector environment itself: add a parameter num_envs",
-    ),
+    (StableBaselines(), "is a vector environment itself: add a parameter num_envs"),
     (
         "CartPole-v1",
         "expected an environment with Gymnasium's interface, got a str without reset, ",

@@ -118,10 +118,7 @@ def test_selection_works_for_a_gymnasium_environment() -> None:
     ("keys", "sentence"),
     [
         (["aa"], r"observations have no 'aa'; did you mean a\? choose from "),
-        (
-            ["a", "b/gird"],
-            r"have no 'b/gird'; did you mean b/grid\? choose from",
-        ),
+        (["a", "b/gird"], r"have no 'b/gird'; did you mean b/grid\? choose from"),
         (["xyz"], r"have no 'xyz'; choose from (mission )?a b/grid"),
         (["a/b"], r"have no 'a/b'"),
     ],

@@ -45,13 +45,7 @@ ACTION_SPACES: list[tuple[Any, ActionSpace, dict[str, Any]]] = [
     (
         gym_spaces.Box(-1, 1, (2,), np.float32),
         Box(-1, 1, (2,)),
-        {
-            "type": "Box",
-            "low": [-1.0, -1.0],
-            "high": [1.0, 1.0],
-            "shape": [2],
-            "dtype": "float32",
-        },
+        {"type": "Box", "low": [-1.0, -1.0], "high": [1.0, 1.0], "shape": [2], "dtype": "float32"},
     ),
     (
         gym_spaces.Box(np.array([[-np.inf], [0]]), np.array([[2.5], [np.inf]]), dtype=np.float64),
@@ -74,10 +68,7 @@ ACTION_SPACES: list[tuple[Any, ActionSpace, dict[str, Any]]] = [
         (Discrete(2), ()),
         {
             "type": "Tuple",
-            "spaces": [
-                {"type": "Discrete", "n": 2, "start": 0},
-                {"type": "Tuple", "spaces": []},
-            ],
+            "spaces": [{"type": "Discrete", "n": 2, "start": 0}, {"type": "Tuple", "spaces": []}],
         },
     ),
     (

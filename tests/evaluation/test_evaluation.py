@@ -413,8 +413,7 @@ def test_an_evaluation_in_an_environment_that_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("program", "parsed"),
-    [("monobeast", MonoBeastFlags), ("polybeast", PolyBeastFlags)],
+    ("program", "parsed"), [("monobeast", MonoBeastFlags), ("polybeast", PolyBeastFlags)]
 )
 def test_every_program_evaluates_in_the_environment_that_is_named(
     program: str, parsed: Any

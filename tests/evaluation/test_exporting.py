@@ -117,11 +117,7 @@ def test_features_of_a_torch_file_may_have_bfloat16(tmp_path: Path) -> None:
     ("file", "options", "message"),
     [
         ("p.tar", {}, r"expected the name of a \.pt2 or \.onnx file"),
-        (
-            "p.onnx",
-            {"precision": "bfloat16"},
-            "do not support precision bfloat16",
-        ),
+        ("p.onnx", {"precision": "bfloat16"}, "do not support precision bfloat16"),
         ("no/folder/p.pt2", {}, "use another path"),
     ],
 )

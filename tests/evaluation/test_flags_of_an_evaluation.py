@@ -47,11 +47,7 @@ def evaluate(program: str, savedir: Path, *words: str) -> int:
     [
         ({"model": "auto"}, ("--model", "deep"), ("model", "mlp", "deep")),
         ({}, ("--model_kwargs", '{"hidden": 24}'), ("model_kwargs", "'{}'", QUOTED)),
-        (
-            {"model_kwargs": WIDE},
-            ("--model_kwargs", "{}"),
-            ("model_kwargs", QUOTED, "'{}'"),
-        ),
+        ({"model_kwargs": WIDE}, ("--model_kwargs", "{}"), ("model_kwargs", QUOTED, "'{}'")),
         ({"use_lstm": True}, ("--no_use_lstm",), ("use_lstm", "True", "False")),
         ({"use_lstm": False}, ("--use_lstm",), ("use_lstm", "False", "True")),
         ({"algo": "their:Algo"}, ("--algo", "impala"), ("algo", "their:Algo", "impala")),
@@ -85,10 +81,7 @@ def test_a_flag_that_contradicts_the_run_is_refused_with_both_sides(
     ],
 )
 def test_flags_that_name_the_agent_of_the_run_are_taken(
-    program: str,
-    words: tuple[str, ...],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    program: str, words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(tmp_path, use_lstm=True, model="mlp", model_kwargs=WIDE)
     assert evaluate(program, tmp_path, *words) == 0, capsys.readouterr().err

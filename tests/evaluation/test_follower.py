@@ -246,10 +246,7 @@ def test_a_run_that_goes_on_with_more_steps_is_followed(run: Path) -> None:
     watch = Watched()
     save(run, 1000, 1.0)
     follow(
-        run,
-        lambda: None,
-        lambda: (save(run, 2000, 2.0, total=2000), watch.leave()),
-        watch=watch,
+        run, lambda: None, lambda: (save(run, 2000, 2.0, total=2000), watch.leave()), watch=watch
     )
     assert steps(run) == [1000, 2000]
 
@@ -295,11 +292,7 @@ def test_a_damaged_checkpoint_is_named_once_and_the_next_is_evaluated(
     watch = Watched()
     (run / "model.tar").write_bytes(b"damaged")
     follow(
-        run,
-        lambda: None,
-        lambda: None,
-        lambda: (save(run, 1000, 1.0), watch.leave()),
-        watch=watch,
+        run, lambda: None, lambda: None, lambda: (save(run, 1000, 1.0), watch.leave()), watch=watch
     )
     assert steps(run) == [1000]
     said = capsys.readouterr().err
@@ -344,12 +337,7 @@ def test_a_last_checkpoint_that_is_damaged_is_the_error_at_the_end(run: Path) ->
     watch = Watched()
     save(run, 500, 1.0)
     with pytest.raises(checkpoints.Damaged):
-        follow(
-            run,
-            lambda: (run / "model.tar").write_bytes(b"damaged"),
-            watch.stop,
-            watch=watch,
-        )
+        follow(run, lambda: (run / "model.tar").write_bytes(b"damaged"), watch.stop, watch=watch)
     assert steps(run) == [500]
 
 
@@ -464,11 +452,7 @@ def test_the_times_of_rows_do_not_go_back_with_the_clock(
     watch = Watched()
     set_clock(1e9)
     save(run, 100, 1.0)
-    follow(
-        run,
-        lambda: (set_clock(1e9 - 3600), save(run, 200, 2.0), watch.stop()),
-        watch=watch,
-    )
+    follow(run, lambda: (set_clock(1e9 - 3600), save(run, 200, 2.0), watch.stop()), watch=watch)
     save(run, 300, 3.0)
     follow(run)
     times = [row["_time"] for row in rows(run)]

@@ -178,9 +178,7 @@ def test_a_learner_calls_a_servers_factory_only_with_arguments_that_were_typed(
     assert here(envs.EnvSpec(name, kwargs)).kwargs == kwargs
 
 
-def test_arguments_of_a_built_in_environment_are_recorded_as_described(
-    tmp_path: Path,
-) -> None:
+def test_arguments_of_a_built_in_environment_are_recorded_as_described(tmp_path: Path) -> None:
     pytest.importorskip("libtorchbeast")
     recorded = recorded_from(described({"env_kwargs": {"rows": 10}}, "Catch"), tmp_path)
     assert recorded["env_kwargs"] == {"rows": 10}

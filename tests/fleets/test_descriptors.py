@@ -12,11 +12,7 @@ from pathlib import Path
 import pytest
 
 import torchbeast
-from torchbeast.fleets.system import (
-    allow_descriptors,
-    allowed_descriptors,
-    limit_kept,
-)
+from torchbeast.fleets.system import allow_descriptors, allowed_descriptors, limit_kept
 
 ALLOWED = """
 import resource, sys

@@ -9,14 +9,7 @@ import time
 import pytest
 
 from torchbeast.fleets import waiting
-from torchbeast.fleets.waiting import (
-    Reminder,
-    RunningClock,
-    Timer,
-    wait_until,
-    waiting_for,
-    warn,
-)
+from torchbeast.fleets.waiting import Reminder, RunningClock, Timer, wait_until, waiting_for, warn
 
 
 def test_a_wait_is_reported_after_ten_seconds_and_then_once_a_minute() -> None:

@@ -252,11 +252,7 @@ class TestOurServerSpeaksToAnOriginalLearner:
         ],
     )
     def test_the_action_space_tells_whose_dimensions_they_are(
-        self,
-        space: Any,
-        sent: list[tuple[int, ...]],
-        expected: list[tuple[int, ...]],
-        address: str,
+        self, space: Any, sent: list[tuple[int, ...]], expected: list[tuple[int, ...]], address: str
     ) -> None:
         class Env(Image):
             action_space = space
@@ -439,10 +435,7 @@ PROTO = Path(libtorchbeast.__file__).with_name("proto") / "rpcenv.proto"
 def test_the_generated_module_reads_and_writes_the_golden_bytes(messages: Any) -> None:
     array = messages.NDArray(dtype=2, shape=[2, 3], data=b"\1" * 6)
     step = messages.Step(
-        observation=messages.ArrayNest(array=array),
-        reward=1.5,
-        episode_step=1,
-        episode_return=1.5,
+        observation=messages.ArrayNest(array=array), reward=1.5, episode_step=1, episode_return=1.5
     )
     assert step.SerializeToString() == SECOND_STEP
     assert messages.Step.FromString(LAST_STEP).done is True

@@ -178,9 +178,7 @@ def test_decentralised_updates_are_bit_equal_to_centralised_ones() -> None:
 
 
 @pytest.mark.parametrize("how", [CENTRAL, DECENTRAL], ids=["centralised", "decentralised"])
-def test_a_run_that_is_saved_restored_and_continued_takes_the_identical_next_step(
-    how: Any,
-) -> None:
+def test_a_run_that_is_saved_restored_and_continued_takes_the_identical_next_step(how: Any) -> None:
     learning, batches = Learning(kind=TwoSteps), given(2, 3)
     straight = learning.step()
     with running(partial(of_given, learning=learning, batches=batches), straight, **how) as run:

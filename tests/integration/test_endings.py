@@ -153,9 +153,7 @@ def test_a_signal_to_every_process_of_a_run_stops_it_in_order(
 
 
 @pytest.mark.long
-def test_a_complete_run_continues_in_either_program_and_is_evaluated(
-    workshop: Workshop,
-) -> None:
+def test_a_complete_run_continues_in_either_program_and_is_evaluated(workshop: Workshop) -> None:
     assert catch(workshop, "a", 400).end() == 0
     code, said = workshop.run("polybeast", "--xpid", "a")
     assert code == 0 and "Run a is already complete (400/400 steps)." in said, said
@@ -175,9 +173,7 @@ def test_a_complete_run_continues_in_either_program_and_is_evaluated(
 
 @each_program("polybeast", "monobeast")
 def test_a_killed_learner_leaves_no_process_or_socket_and_its_run_resumes(
-    workshop: Workshop,
-    program: str,
-    capsys: pytest.CaptureFixture[str],
+    workshop: Workshop, program: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not even a program that an environment has started is left."""
     simulated = {"program": program, "env": "environments:Simulated"}
@@ -199,9 +195,7 @@ def test_a_killed_learner_leaves_no_process_or_socket_and_its_run_resumes(
 
 
 @pytest.mark.long
-def test_a_run_that_ends_while_its_servers_are_replaced_leaves_nothing(
-    workshop: Workshop,
-) -> None:
+def test_a_run_that_ends_while_its_servers_are_replaced_leaves_nothing(workshop: Workshop) -> None:
     run = catch(workshop, "a", 10**8)
     run.wait_for(LEARNING)
     for server in workshop.servers():

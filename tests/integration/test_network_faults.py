@@ -59,12 +59,7 @@ class Lab:
         args = [where, address, "--insecure", "--token_file", str(self.token)]
         counts = ["--num_servers", "1", "--num_envs", "2"]
         servers = self.workshop.start(
-            "polybeast_env",
-            "--env",
-            MARKED,
-            *counts,
-            *args,
-            by=self.net.hosts[host].words,
+            "polybeast_env", "--env", MARKED, *counts, *args, by=self.net.hosts[host].words
         )
         servers.wait_for("Serving")
         return servers

@@ -5,11 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchbeast.core.actors import (
-    OffPolicyActorCritic,
-    OnPolicyActorCritic,
-    get_feature_extractor,
-)
+from torchbeast.core.actors import OffPolicyActorCritic, OnPolicyActorCritic, get_feature_extractor
 from torchbeast.core.algos import DQN, IMPALA, PPO
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.storages import OnPolicyGAEBuffer, OnPolicyVTraceBuffer, ReplayBuffer

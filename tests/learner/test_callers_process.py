@@ -56,11 +56,7 @@ def settings() -> dict[str, Any]:
         "dtype": torch.get_default_dtype(),
         "device": torch.get_default_device(),
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
-        "cudnn": (
-            cudnn.benchmark,
-            cudnn.deterministic,
-            cudnn.allow_tf32,
-        ),
+        "cudnn": (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32),
         "matmul": (torch.get_float32_matmul_precision(), matmul.allow_tf32),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "anomalies": torch.is_anomaly_enabled(),

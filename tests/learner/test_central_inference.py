@@ -27,11 +27,7 @@ from torchbeast.reporting.log_files import read_logs
 from torchbeast.run import watch
 from torchbeast.schemes import Scheme
 
-CENTRAL = {
-    "col_remote_workers": 2,
-    "col_communication": "asynchronous",
-    "inference": "central",
-}
+CENTRAL = {"col_remote_workers": 2, "col_communication": "asynchronous", "inference": "central"}
 
 
 def test_it_learns_with_bounded_lag_and_leaves_no_process_and_no_socket(

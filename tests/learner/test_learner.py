@@ -314,11 +314,7 @@ def test_no_sentence_names_a_flag(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("axes", "said"),
-    [
-        ({}, ""),
-        later({"col_remote_workers": 1}, "Starting 1 worker.\n"),
-    ],
+    ("axes", "said"), [({}, ""), later({"col_remote_workers": 1}, "Starting 1 worker.\n")]
 )
 def test_workers_are_announced_before_they_start(
     tmp_path: Path, axes: dict[str, int], said: str, capsys: pytest.CaptureFixture[str]

@@ -21,10 +21,7 @@ from torchbeast.collect.replayed import transitions_of
 from torchbeast.core.actors import OffPolicyActorCritic
 from torchbeast.core.algos import DQN, LASER, PPO, SAC, TD3
 from torchbeast.core.envs import VecEnv
-from torchbeast.core.storages import (
-    HindsightExperienceReplayBuffer,
-    OnPolicyBuffer,
-)
+from torchbeast.core.storages import HindsightExperienceReplayBuffer, OnPolicyBuffer
 from torchbeast.core.storages.replay.transition_replay import Sample
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import IncompatibleParts

@@ -539,10 +539,7 @@ class TestEnvironmentFailures:
             ({"observation": np.zeros((3, 2), np.int32)}, r"int32\[3, 1\].*int32\[3, 2\]"),
             ({"truncated": np.ones(3, bool)}, "final observation"),
             (
-                {
-                    "truncated": np.ones(3, bool),
-                    "final_observation": np.zeros((2, 1), np.int32),
-                },
+                {"truncated": np.ones(3, bool), "final_observation": np.zeros((2, 1), np.int32)},
                 r"int32\[3, 1\].*int32\[2, 1\]",
             ),
         ],

@@ -633,9 +633,7 @@ def peak_bytes(process: subprocess.Popen[bytes]) -> int:
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
-def test_a_tls_handshake_that_is_not_completed_is_cut_off_after_ten_seconds(
-    tmp_path: Path,
-) -> None:
+def test_a_tls_handshake_that_is_not_completed_is_cut_off_after_ten_seconds(tmp_path: Path) -> None:
     """However often its peer lets the server hear something."""
     keys = Keys(tmp_path)
     files = SecurityConfig(tls_cert=keys.cert, tls_key=keys.key, token_file=keys.token)

@@ -42,12 +42,7 @@ def shown(
     row: Mapping[str, float] | None = None,
     **changes: Any,
 ) -> Shown:
-    usual = {
-        "step": step,
-        "episodes": 3,
-        "returns": deque([0.25]),
-        "lengths": deque([12.4]),
-    }
+    usual = {"step": step, "episodes": 3, "returns": deque([0.25]), "lengths": deque([12.4])}
     return Shown(
         progress=Progress(**(usual | changes)),
         row={"mean_lag": 1.5, "max_lag": 4.0} | dict(row or {}),

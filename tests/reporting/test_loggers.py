@@ -137,9 +137,7 @@ def test_a_run_continues_without_a_log_that_cannot_be_opened_and_warns_once(
     assert warned == "Noted cannot log this run: open. The run continues without it"
 
 
-def test_a_run_in_a_folder_that_is_not_utf_8_is_logged_in_files(
-    tmp_path: Path,
-) -> None:
+def test_a_run_in_a_folder_that_is_not_utf_8_is_logged_in_files(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     opened = RunFolder(folder, {"savedir": str(folder)})
     logs = Logs(FILES, run_in(folder))
@@ -178,9 +176,7 @@ def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in events.Scalars(name)]
 
 
-def test_tensorboard_shows_each_figure_and_hides_those_after_the_checkpoint(
-    tmp_path: Path,
-) -> None:
+def test_tensorboard_shows_each_figure_and_hides_those_after_the_checkpoint(tmp_path: Path) -> None:
     log = TensorBoardLogger().open(run_in(tmp_path))
     for step in (10, 20, 30):
         log.write(step, {"loss": float(step), "lag": float("nan")})

@@ -247,10 +247,7 @@ def test_a_run_begins_while_another_process_looks_whether_one_runs(
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
 def test_a_run_begins_on_a_file_system_without_locks_and_says_that_it_is_not_locked(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    number: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))

@@ -200,9 +200,7 @@ def test_a_silent_rank_is_lost_after_the_time_limit(learners: Learners) -> None:
 
 
 @pytest.mark.long
-def test_callbacks_may_take_longer_than_the_time_limit_of_a_silent_rank(
-    learners: Learners,
-) -> None:
+def test_callbacks_may_take_longer_than_the_time_limit_of_a_silent_rank(learners: Learners) -> None:
     learners.start("slow", 2, ["a", "a"], "--callback", "one_replica:Slow")
     learners.event(0, "weights")
     assert [code for code, _ in learners.ends()] == [0, 0]
@@ -219,9 +217,7 @@ def test_a_checkpoint_may_take_longer_than_the_time_limit_of_a_silent_rank(
     assert learners.checkpoint("a")["scheduler_state_dict"]["version"] == UPDATES
 
 
-def test_ranks_that_do_not_meet_end_after_the_time_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_that_do_not_meet_end_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 serves the meeting, and rank 1 never comes."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

@@ -190,9 +190,7 @@ def test_a_run_pauses_at_the_first_update_that_reaches_pause_at(tmp_path: Path) 
     assert run.training.progress.step == 3 * T * B
 
 
-def test_many_learner_threads_learn_and_log_each_batch_once(
-    tmp_path: Path,
-) -> None:
+def test_many_learner_threads_learn_and_log_each_batch_once(tmp_path: Path) -> None:
     run = Run(tmp_path, [rollout() for _ in range(20)], total_steps=20 * T * B)
     run.learn(num_threads=4)
     rows = list(read_logs(tmp_path))
@@ -238,9 +236,7 @@ def test_each_row_has_the_seconds_since_the_row_before(tmp_path: Path) -> None:
     assert sum(row["time_learning"] for row in rows) <= whole["learning"]
 
 
-def test_a_row_ends_with_learnt_steps_and_optimiser_steps(
-    tmp_path: Path,
-) -> None:
+def test_a_row_ends_with_learnt_steps_and_optimiser_steps(tmp_path: Path) -> None:
     run = Run(tmp_path, [rollout() for _ in range(2)], total_steps=2 * T * B)
     run.step.counters.learnt_steps = 100  # an earlier part of the run reused its steps
     run.learn()

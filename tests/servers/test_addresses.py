@@ -10,12 +10,7 @@ from pathlib import Path
 import pytest
 
 from torchbeast.errors import UsageError
-from torchbeast.servers.addresses import (
-    run_folder,
-    server_addresses,
-    socket_path,
-    user_basename,
-)
+from torchbeast.servers.addresses import run_folder, server_addresses, socket_path, user_basename
 
 
 def test_the_address_of_server_i_is_the_basename_and_i() -> None:

@@ -50,9 +50,7 @@ def test_servers_are_asked_until_enough_environments_are_found(servers: dict) ->
     assert fleet.envs_per_stream == [2, 2, 2, 2] and fleet.num_envs == 8
 
 
-def test_without_num_envs_all_servers_that_were_started_together_are_awaited(
-    servers: dict,
-) -> None:
+def test_without_num_envs_all_servers_that_were_started_together_are_awaited(servers: dict) -> None:
     servers.update({f"unix:/a.{i}": CATCH | {"num_servers": 3} for i in range(5)})
     fleet = discovery.find_servers(["unix:/a"], None, timeout=1.0)
     assert fleet.stream_addresses == [f"unix:/a.{i // 2}" for i in range(6)]
@@ -168,14 +166,7 @@ def test_info_keywords_that_are_no_columns_are_refused_with_the_address(
         discovery.find_servers(["unix:/a"], None, timeout=1.0)
 
 
-ALIKE = [
-    "env_id",
-    "frame_stack",
-    "action_space",
-    "observation_space",
-    "options",
-    "info_keywords",
-]
+ALIKE = ["env_id", "frame_stack", "action_space", "observation_space", "options", "info_keywords"]
 
 
 @pytest.mark.parametrize("key", ALIKE)

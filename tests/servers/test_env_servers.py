@@ -30,14 +30,7 @@ class Process:
 
     started: list[Process]
 
-    def __init__(
-        self,
-        name: str,
-        module: str,
-        arguments: Any,
-        on_report: Any,
-        on_end: Any,
-    ) -> None:
+    def __init__(self, name: str, module: str, arguments: Any, on_report: Any, on_end: Any) -> None:
         self.pid = len(self.started)
         self.address, self._on_report, self.dies = arguments["address"], on_report, on_end
         self.ended = False
@@ -111,9 +104,7 @@ def test_a_dead_server_is_replaced_at_its_own_address(
 
 
 def test_servers_that_are_slow_to_start_are_named_and_waited_for(
-    started: list[Process],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    started: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "_LOOK_S", 0.01)
     monkeypatch.setattr(waiting, "WAIT_S", 0.0)

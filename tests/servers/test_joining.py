@@ -103,10 +103,7 @@ def test_a_host_says_why_it_cannot_join_and_dials_on(start: Any, said: list[str]
         "taken", PermissionError("not its token"), ValueError("no learner listens there"), "ended"
     )
     assert streams.run()
-    assert said[2:] == [
-        "not its token; reconnecting.",
-        "no learner listens there; reconnecting.",
-    ]
+    assert said[2:] == ["not its token; reconnecting.", "no learner listens there; reconnecting."]
     _, streams = start(AWAY, "ended", explained=RunError("its certificate has expired"))
     assert streams.run()
     assert said[4:] == ["its certificate has expired; reconnecting."]

@@ -6,11 +6,7 @@ from __future__ import annotations
 import pytest
 
 from torchbeast.servers.config import FleetConfig
-from torchbeast.servers.env_servers import (
-    ServerPlan,
-    plans_for_local_servers,
-    spread,
-)
+from torchbeast.servers.env_servers import ServerPlan, plans_for_local_servers, spread
 from torchbeast.servers.source import rollout_columns
 
 CASES = {

@@ -82,11 +82,7 @@ def test_the_same_command_again_changes_nothing(folder: Path) -> None:
             [],
             r"--set learning_rate=0.1,0.2, not with --set seed=\.\.\.",
         ),
-        (
-            SweepConfig(shared_replay=True),
-            [],
-            "--shared_replay False, not with",
-        ),
+        (SweepConfig(shared_replay=True), [], "--shared_replay False, not with"),
         (SweepConfig(program="raybeast"), [], "--program monobeast, not with --program raybeast"),
     ],
 )

@@ -165,11 +165,7 @@ def test_an_agent_waits_for_a_process_that_still_runs_in_its_folder(tmp_path: Pa
     ],
 )
 def test_agents_at_a_time_share_the_cores(
-    agents: int,
-    parallel: int | None,
-    cores: int,
-    expected: str,
-    monkeypatch: pytest.MonkeyPatch,
+    agents: int, parallel: int | None, cores: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runners, "available_cores", lambda: cores)
     assert runner_here(agents, parallel).how == expected

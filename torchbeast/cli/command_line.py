@@ -135,10 +135,7 @@ _SIMILAR = 0.7  # least similarity, from 0 to 1, for which a flag is suggested
 
 
 def main(
-    flags_type: type[Flags],
-    program: str,
-    args: Sequence[str] | None,
-    run: Callable[[Flags], int],
+    flags_type: type[Flags], program: str, args: Sequence[str] | None, run: Callable[[Flags], int]
 ) -> int:
     """Parses the flags in `args` and runs a program with them.
 
@@ -156,10 +153,7 @@ def run_with(flags: Flags, run: Callable[[Flags], int]) -> int:
 
 
 def parse(
-    flags_type: type[Flags],
-    program: str,
-    args: Sequence[str] | None,
-    known: Sequence[str] = (),
+    flags_type: type[Flags], program: str, args: Sequence[str] | None, known: Sequence[str] = ()
 ) -> Flags:
     """Parses the flags in `args` (None: sys.argv); raises UsageError if they are wrong.
 

@@ -62,10 +62,7 @@ class LocalSource:
     """
 
     def __init__(
-        self,
-        learner: LearnerInfo,
-        make_env: Callable[[int], VecEnv],
-        num_envs: int,
+        self, learner: LearnerInfo, make_env: Callable[[int], VecEnv], num_envs: int
     ) -> None:
         """Allocates buffers. The environments are made with the first batch.
 

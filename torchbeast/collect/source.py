@@ -93,11 +93,7 @@ class FleetSource:
     """
 
     def __init__(
-        self,
-        learner: LearnerInfo,
-        env: EnvSpec,
-        fleet: Fleet,
-        plan: FleetCollection,
+        self, learner: LearnerInfo, env: EnvSpec, fleet: Fleet, plan: FleetCollection
     ) -> None:
         """Allocates buffers and shared memory.
 
@@ -232,11 +228,7 @@ class FleetSource:
                 self._call(actor, lambda actor, answer: None, "set_options", self._options)
 
     def _call(
-        self,
-        actor: _Actor,
-        then: Callable[[_Actor, Any], None],
-        method: str,
-        *arguments: Any,
+        self, actor: _Actor, then: Callable[[_Actor, Any], None], method: str, *arguments: Any
     ) -> None:
         """Calls a method of the actor's worker, and calls `then` with the result in an event.
 

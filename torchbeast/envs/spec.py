@@ -221,9 +221,7 @@ class EnvSpec(Spec):
             for number, spec in enumerate(specs)
         ]
         return replace(
-            specs[0],
-            name=",".join(names),
-            pickled=",".join(pickled) if any(pickled) else "",
+            specs[0], name=",".join(names), pickled=",".join(pickled) if any(pickled) else ""
         )
 
     def dealt(self, first: int, count: int) -> EnvSpec:

@@ -219,9 +219,7 @@ class RayFleet(AbstractContextManager["RayFleet"]):
     def worker(self, name: str, descriptors: Sequence[int] = ()) -> RayWorker:
         """Requests an actor, which starts when there is room for it."""
         options = self._actor_class.options(
-            name=f"{self._run}: {name}",
-            scheduling_strategy="SPREAD",
-            **self._actors.resources,
+            name=f"{self._run}: {name}", scheduling_strategy="SPREAD", **self._actors.resources
         )
         worker = RayWorker(options.remote(name), self._forget)
         with self._lock:

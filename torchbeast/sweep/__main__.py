@@ -91,10 +91,7 @@ def sweep(
 
 
 def _train(
-    rows: list[AgentRow],
-    plan: SweepPlan,
-    opened: Session,
-    population: Population | None,
+    rows: list[AgentRow], plan: SweepPlan, opened: Session, population: Population | None
 ) -> None:
     """Runs the unfinished agents, until they have ended or the sweep ends."""
     if all(row.state == "done" for row in rows):

@@ -9,11 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.actors.cores import (
-    initial_core_state,
-    make_core,
-    run_core,
-)
+from torchbeast.core.actors.cores import initial_core_state, make_core, run_core
 from torchbeast.core.actors.registry import make_model
 from torchbeast.core.base.specs import ActorSpec, SpecError
 from torchbeast.core.envs.spaces import ArraySpec, Discrete

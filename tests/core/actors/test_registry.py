@@ -118,10 +118,7 @@ def test_a_users_model_is_imported_and_told_the_spaces(user_module: str) -> None
             "StateWithoutBatch",
             r"recurrent state does not fit: \[2\] for 3 .*expected \[layers, 3, ",
         ),
-        (
-            "Missing",
-            r"the module user_nets_of_the_test has no 'Missing'",
-        ),
+        ("Missing", r"the module user_nets_of_the_test has no 'Missing'"),
     ],
 )
 def test_a_users_model_that_breaks_the_contract_is_refused(
@@ -171,10 +168,7 @@ OPTIONS = (
         ({"initial_deviation": 0}, "initial_deviation must be a number above 0, got 0$"),
         ({"initial_deviation": "1"}, 'initial_deviation must be a number above 0, got "1"$'),
         ({"size": 8}, f"^model mlp: .*'size'; it takes {OPTIONS}, got size=8$"),
-        (
-            {"use_lstm": True},
-            f"^model mlp: .*'use_lstm'; it takes {OPTIONS}, got use_lstm=true$",
-        ),
+        ({"use_lstm": True}, f"^model mlp: .*'use_lstm'; it takes {OPTIONS}, got use_lstm=true$"),
     ],
 )
 def test_keyword_arguments_that_a_model_does_not_take_are_refused(

@@ -386,9 +386,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing() -> None:
     torch.testing.assert_close(weights(large), before, rtol=0, atol=0)
 
 
-def test_a_checkpoint_without_our_counts_is_refused_and_changes_nothing(
-    make_rollout: Make,
-) -> None:
+def test_a_checkpoint_without_our_counts_is_refused_and_changes_nothing(make_rollout: Make) -> None:
     algorithm, other = impala(), impala()
     before = weights(algorithm)
     other.update(make_rollout(T, B))

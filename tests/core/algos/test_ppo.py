@@ -307,9 +307,7 @@ def test_the_policy_that_acted_is_the_same_in_all_epochs(make_rollout: Make) -> 
     assert 1e-6 < kls[1] < kls[2] < kls[3]
 
 
-def test_advantages_and_old_values_are_those_from_before_the_first_step(
-    make_rollout: Make,
-) -> None:
+def test_advantages_and_old_values_are_those_from_before_the_first_step(make_rollout: Make) -> None:
     rollout, step = make_rollout(T, B), ppo(num_mini_batch=2, learning_rate=0.1)
     algo: Any = step.algo
     before = prepared(algo, rollout).extras

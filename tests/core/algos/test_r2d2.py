@@ -35,11 +35,7 @@ STATE = tuple[Tensor, Tensor]
 
 
 def made(core: str = "lstm", **settings: Any) -> R2D2:
-    given = {
-        "discounting": GAMMA,
-        "burn_in": BURN_IN,
-        **settings,
-    }
+    given = {"discounting": GAMMA, "burn_in": BURN_IN, **settings}
     spec = ActorSpec("r2d2-mlp", {"hidden": 8, "core": core}, use_lstm=True)
     agent = make_agent(spec, ArraySpec((SIZE,), "float32"), Discrete(ACTIONS), 1)
     algo = R2D2(agent.model, R2D2Config(**given))

@@ -49,9 +49,7 @@ def parsed(*words: str) -> Any:
 def test_the_flag_and_the_architecture_ppo_have_equal_settings() -> None:
     flags = parsed("--algo", "ppo", "--env", "CartPole-v1")
     envs, _, _ = VecEnv.create_factory(
-        env_fn=make_env,
-        env_kwargs={"env": "CartPole-v1"},
-        vec_env_size=PPOConfig.usual["num_envs"],
+        env_fn=make_env, env_kwargs={"env": "CartPole-v1"}, vec_env_size=PPOConfig.usual["num_envs"]
     )
     scheme = Scheme.preset("ppo", envs)
     assert recorded(scheme.algo.config) == recorded(flags.algorithm)

@@ -489,10 +489,7 @@ def test_every_damaged_byte_and_every_missing_end_is_a_sentence_and_leaves_an_em
 
 @pytest.mark.parametrize(
     ("T", "k", "message"),
-    [
-        (4, 2, "its unroll_length is 3, not 4"),
-        (3, 1, "its frame_stack is 2, not 1"),
-    ],
+    [(4, 2, "its unroll_length is 3, not 4"), (3, 1, "its frame_stack is 2, not 1")],
 )
 def test_a_replay_of_other_rows_is_not_loaded(T: int, k: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -146,9 +146,7 @@ class ComputesInBfloat16(MLPNet):
             return super().forward(inputs, core_state)
 
 
-def test_threads_in_bfloat16_lose_no_gradient_to_those_that_record_none(
-    make_rollout: Make,
-) -> None:
+def test_threads_in_bfloat16_lose_no_gradient_to_those_that_record_none(make_rollout: Make) -> None:
     """Values of truncated episodes are computed without a graph, while others record theirs."""
     model = ComputesInBfloat16(ArraySpec((4,), "float32"), Discrete(ACTIONS), False)
     whole = impala(copy.deepcopy(model))

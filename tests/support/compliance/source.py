@@ -301,11 +301,7 @@ class SourceCompliance:
 
     def test_a_q_network_explores_and_its_values_are_in_the_rollout(self) -> None:
         setup = Setup(
-            env_id="Catch",
-            model="q-mlp",
-            unroll_length=20,
-            extras=("q_values",),
-            mode="explore",
+            env_id="Catch", model="q-mlp", unroll_length=20, extras=("q_values",), mode="explore"
         )
         with self.running(setup) as running:
             (rollout,) = take(running, 1)

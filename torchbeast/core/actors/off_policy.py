@@ -431,12 +431,7 @@ class TD3Net(BuiltIn, DeterministicActorCritic):
         return TwinCritics(self._space, self._body, self.distribution)
 
 
-FAMILIES: dict[str, type[BuiltIn]] = {
-    "q": QNet,
-    "pqn": QNet,
-    "sac": SACNet,
-    "td3": TD3Net,
-}
+FAMILIES: dict[str, type[BuiltIn]] = {"q": QNet, "pqn": QNet, "sac": SACNet, "td3": TD3Net}
 _SPACES = {Categorical: "Discrete", SquashedGaussian: "Box"}  # of distributions
 
 

@@ -351,10 +351,7 @@ class LASERConfig(IMPALAConfig):
 
 _ADAM_OF_PPO = OptimiserConfig(optimiser="adam", learning_rate=0.001, epsilon=0.00001)
 _ADAM = OptimiserConfig(
-    optimiser="adam",
-    learning_rate=0.0003,
-    learning_rate_schedule="constant",
-    epsilon=0.00000001,
+    optimiser="adam", learning_rate=0.0003, learning_rate_schedule="constant", epsilon=0.00000001
 )
 
 

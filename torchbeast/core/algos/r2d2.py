@@ -116,10 +116,7 @@ class R2D2(WithTarget[Rollout]):
         """
         inputs = rewards_and_discounts(self.config, minibatch, unscaled(final_values))
         targets = returns.n_step_targets(
-            **inputs,
-            values=unscaled(values.float()),
-            n=self.n_step,
-            mask=minibatch.mask,
+            **inputs, values=unscaled(values.float()), n=self.n_step, mask=minibatch.mask
         )
         return rescaled(targets)
 
