@@ -78,7 +78,8 @@ def running_users_code(what_failed: str) -> Iterator[None]:
     except (UsageError, RunError):
         raise
     except (Exception, SystemExit) as error:
-        raise RunError(f"{what_failed}: {what_it_raised(error)}") from error
+        # Without a cause, because of which a StopIteration would be raised again (PEP 479).
+        raise RunError(f"{what_failed}: {what_it_raised(error)}") from None
 
 
 @contextmanager

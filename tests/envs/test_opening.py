@@ -31,6 +31,13 @@ def test_a_wrong_name_is_a_usage_error(env_id: str, words: str) -> None:
         make_environment(EnvSpec(env_id), 1)
 
 
+def test_an_exhausted_iterator_in_an_environment_is_an_error_like_others() -> None:
+    with pytest.raises(
+        RunError, match="^source_envs:HasNoNext cannot be made: (?s:.*)StopIteration"
+    ):
+        make_environment(EnvSpec("source_envs:HasNoNext"), 1)
+
+
 def test_an_error_of_the_environment_is_shown_without_our_own_frames() -> None:
     with pytest.raises(RunError) as raised:
         make_environment(EnvSpec("source_envs:CannotBeMade"), 1)

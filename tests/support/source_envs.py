@@ -215,6 +215,13 @@ class CannotBeMade(Numbered):
         raise OSError("no ROM in the slot")
 
 
+class HasNoNext(Numbered):
+    env_id = "source_envs:HasNoNext"
+
+    def __init__(self, num_envs: int) -> None:
+        next(iter(()))
+
+
 class FirstHangs(Numbered):
     """Never ends its first step, in the first process only, which writes its id into $MARKER."""
 

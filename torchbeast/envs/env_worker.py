@@ -28,8 +28,9 @@ class EnvWorker(FleetWorker):
         """Makes the environments and describes them."""
         self._env_name = spec.name
         self._env = self._closing.enter_context(closing(make_environment(spec, num_envs, render)))
-        described = {name: getattr(self._env, name) for name in _DESCRIPTION}
-        return {**described, "num_agents": getattr(self._env, "num_agents", 1)}
+        with running_users_code(f"{spec.name} failed"):
+            described = {name: getattr(self._env, name) for name in _DESCRIPTION}
+            return {**described, "num_agents": getattr(self._env, "num_agents", 1)}
 
     def answer(self, method: str, *arguments: Any) -> Any:
         """Calls a method; raises UsageError, or RunError with the environment's traceback."""

@@ -36,7 +36,7 @@ ATARI_ID = re.compile(r"(?:ALE/(\w+)-v5|(\w+?)(NoFrameskip|Deterministic)?-v([04
 class EnvOptions(Settings):
     """Options of `envs.make` that must be the same in every process of a run.
 
-    They go to other processes as `vars()`, and into checkpoints as the flags of these names.
+    They go to other processes as a dict, and into checkpoints as the flags of these names.
     """
 
     observation_keys: tuple[str, ...] = ()

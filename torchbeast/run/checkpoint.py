@@ -274,8 +274,10 @@ def resume(optimiser_step: OptimiserStep[Any], checkpoint: Mapping[str, Any], pa
     """Restores models, optimisers, counters and random generators, those of GPUs only if their
     number is the same; raises like `load_model`.
     """
-    with as_usage_error(f"{path} does not fit"):
+    try:
         optimiser_step.load_state_dict(checkpoint)
+    except (ValueError, KeyError) as error:  # also of users' own optimisers
+        raise UsageError(f"{path} does not fit: {error}") from error
     if "rng" in checkpoint:
         torch.set_rng_state(checkpoint["rng"]["torch"])
         cuda = checkpoint["rng"].get("cuda", [])

@@ -33,7 +33,9 @@ VECTOR, BOX = ArraySpec((5,), "float32"), Box((-1.0, -2.0), (1.0, 2.0), (2,))
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MyConfig(PPOConfig):
     usual: ClassVar[Mapping[str, Any]] = {
-        **{**PPOConfig.usual, "num_envs": 6, "max_lag": 3},
+        **PPOConfig.usual,
+        "num_envs": 6,
+        "max_lag": 3,
         "precision": "float32",
     }
 

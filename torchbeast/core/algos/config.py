@@ -293,7 +293,7 @@ class RewardConfig(Settings):
     elsewhere."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        Settings.__post_init__(self)  # even if another base class does not call super()
         check_schedules(self)
         one_of(("auto", *get_args(RewardClipping)), reward_clipping=self.reward_clipping)
 
