@@ -275,12 +275,16 @@ def record_of(kept: Kept) -> dict[str, Any]:
 
 
 def write_record(name: str, kept: Kept, folders: Mapping[int, Path]) -> None:
-    """Writes the preset's entry in records.json, and its agent: the run whose score is nearest to
-    the preset's, if its folder is here.
+    """Writes the preset's entry in records.json, and its agent, if the folder of its run is here.
+
+    That is the run whose score is the preset's or just above it: where half the seeds fail, a user
+    gets an agent that does not.
     """
     records = json.loads(RECORDS.read_text(encoding="utf-8")) if RECORDS.exists() else {}
     score = kept.score.value
-    typical = min(kept.ends, key=lambda end: abs(float(end["greedy_return"]) - score))
+    least = score - 1e-6 * abs(score)  # equal scores have a mean that is rounded
+    good = [end for end in kept.ends if float(end["greedy_return"]) >= least]
+    typical = min(good, key=lambda end: float(end["greedy_return"]))
     agent = records.get(name, {}).get("agent")
     if (run := folders.get(int(typical["seed"]))) is not None:
         agent = agent_of(run, name)
