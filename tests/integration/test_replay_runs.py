@@ -71,6 +71,8 @@ def test_a_run_learns_from_new_and_replayed_rollouts(
         later([]),
         later(["--use_lstm"]),
         ["--algo", "r2d2", "--burn_in", "5", "--learn_start", "100"],
+        later(["--env", "environments:Poor,environments:Rich", "--popart"]),
+        later(["--use_lstm", "--model_kwargs", '{"core": "gtrxl"}']),
     ],
 )
 def test_a_fixed_lag_makes_runs_with_a_replay_reproducible(

@@ -183,3 +183,11 @@ def test_an_environment_may_write_to_the_action_it_is_given(space: Any) -> None:
     chosen = torch.clone(loop.acted.action)
     loop.step()
     assert torch.equal(loop.acted.action, chosen)
+
+
+def test_the_actor_knows_the_numbers_of_its_environments() -> None:
+    """A ladder of epsilons goes by them."""
+    env = Counting(3)
+    model = CountingNet(env.observation_space, env.action_space, use_lstm=True)
+    EnvLoop(env, model, seed=3, first_env=4)
+    assert model.env_index is not None and model.env_index.tolist() == [4, 5, 6]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,7 @@ from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.tasks import with_task
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.update.optimiser_step import OptimiserStep
+from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.errors import UsageError
 
 T, B, TASKS = 5, 6, 3
@@ -200,13 +201,24 @@ def test_one_task_with_fixed_statistics_learns_bit_by_bit_as_without(
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_a_checkpoint_has_the_statistics(make_rollout: Make) -> None:
+def test_a_resumed_learner_continues_bit_by_bit(make_rollout: Make) -> None:
     step, rollout = learner(), of_tasks(make_rollout, [0, 1, 2, 0, 1, 2])
     step.update(rollout)
     other = learner()
     other.load_state_dict(copy.deepcopy(step.state_dict()))
     assert not torch.equal(other.algo.scale.mean, torch.zeros(TASKS))
-    torch.testing.assert_close(values_of(other, rollout), values_of(step, rollout))
+    for each in (step, other):
+        each.update(rollout)
+    ours, theirs = step.state_dict(), other.state_dict()
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_a_reward_of_nan_fails_also_among_the_first_targets_of_a_task(make_rollout: Make) -> None:
+    step, rollout = learner(), of_tasks(make_rollout, [0, 1, 2, 0, 1, 2])
+    rollout.reward[-1, 1] = math.nan  # what the network says of this row is not trained
+    with pytest.raises(NonFiniteError, match="loss is nan"):
+        step.update(rollout)
+    assert step.algo.scale.mean.isfinite().all() and not step.algo.scale.minibatches.any()
 
 
 def test_a_network_without_a_value_layer_is_refused() -> None:

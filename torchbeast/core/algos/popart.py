@@ -118,11 +118,11 @@ class PopArt(Unscaled):
         return deviation * outputs + mean
 
     def normal(self, values: Tensor, rollout: Rollout) -> Tensor:
-        return self._normal(values, rollout).where(self.known(values, rollout), 0.0)
+        return self._normal(values, rollout) * self.known(values, rollout)  # NaN stays, and fails
 
     def scaled(self, differences: Tensor, rollout: Rollout) -> Tensor:
         deviation = self._statistics(differences, rollout)[1]
-        return (differences / deviation).where(self.known(differences, rollout), 0.0)
+        return differences / deviation * self.known(differences, rollout)
 
     def known(self, values: Tensor, rollout: Rollout) -> Tensor:
         if not self._rate:
