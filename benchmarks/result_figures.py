@@ -78,6 +78,10 @@ FIGURES: dict[str, Sequence[Panel]] = {
             "-10 to 0",
         ),
     ],
+    "atari/four": [
+        Panel(name, {"one agent": f"atari/four-{name.lower().replace(' ', '-')}-*.csv"})
+        for name in ("Pong", "Breakout", "Space Invaders", "Qbert")
+    ],
     "memory/tasks": [
         Panel(
             "CartPole without velocities",
