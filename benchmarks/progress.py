@@ -91,7 +91,7 @@ def learnt_per_second(
     The measurement begins `warm_up` seconds after the first update, for which the program has
     `patience` seconds. Raises ProgramFailed when it ends or learns too little.
     """
-    with _running(command, environment, log) as program:
+    with running(command, environment, log) as program:
         began = time.monotonic()
         while not _covers(timed := after_warm_up(readings(), warm_up), seconds):
             if program.poll() is not None:
@@ -123,7 +123,7 @@ def _covers(timed: Sequence[Reading], seconds: float) -> bool:
 
 
 @contextmanager
-def _running(
+def running(
     command: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Runs the command in a process group of its own, which is ended with the block."""
