@@ -164,8 +164,10 @@ class SyncVecEnv(OwnVecEnv):
         finals: list[list[np.ndarray]] = []
         infos: dict[int, Mapping[str, Any]] = {}
         actions = in_bounds(self.action_space, action, self.num_envs)
-        for index, env in enumerate(self._envs):
-            result = env.step(map_leaves(itemgetter(index), actions))
+        if not isinstance(actions, np.ndarray):  # a nest of them
+            actions = [map_leaves(itemgetter(index), actions) for index in range(self.num_envs)]
+        for index, (env, one_action) in enumerate(zip(self._envs, actions, strict=True)):
+            result = env.step(one_action)
             observation, reward[index], over, cut, info = read_step(result, self._at_step, index)
             self._write(rows, index, observation)
             if over or cut:
@@ -246,12 +248,12 @@ def read_step(
     where: names environment `index` and its step for the message of a ValueError.
     """
     check_step(result, where, index)
-    observation, reward, ended, *truncated, info = result
+    observation, info = result[0], result[-1]
     # Asking for the type itself first saves a slow search among the subclasses of Mapping.
     info = info if type(info) is dict or isinstance(info, Mapping) else {}
-    reward, ended = _finite(reward, where, index), _flag(ended, where, index)
-    if truncated:
-        return observation, reward, ended, _flag(truncated[0], where, index) and not ended, info
+    reward, ended = _finite(result[1], where, index), _flag(result[2], where, index)
+    if len(result) == 5:
+        return observation, reward, ended, _flag(result[3], where, index) and not ended, info
     is_cut = ended and bool(info.get("TimeLimit.truncated", False))
     return observation, reward, ended and not is_cut, is_cut, info
 
@@ -269,7 +271,9 @@ def check_step(result: Any, where: Callable[[int], str], index: int) -> None:
 
 def _flag(value: Any, where: Callable[[int], str], index: int) -> bool:
     """Returns whether an episode is over, from a value that step returned."""
-    if isinstance(value, (bool, np.bool_)):
+    if value is True or value is False:  # the usual case
+        return value
+    if isinstance(value, np.bool_):
         return bool(value)
     if math.isnan(number := number_in(value)):
         raise ValueError(
