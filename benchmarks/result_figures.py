@@ -30,6 +30,8 @@ class Panel(NamedTuple):
     """The range of returns that the task allows."""
     marks: Mapping[str, float] = {}
     """Returns to compare with, by label."""
+    is_clock: bool = False
+    """Draws minutes instead of steps."""
 
 
 _PROGRAMS = ("MonoBeast", "PolyBeast", "RayBeast")
@@ -92,6 +94,18 @@ FIGURES: dict[str, Sequence[Panel]] = {
             "A cue 100 steps ago, PPO",
             {"GTrXL": "memory/delay-gtrxl-*.csv", "LSTM": "memory/delay-lstm-*.csv"},
             "-1 to 1",
+        ),
+        Panel(
+            "MiniGrid's MemoryS7",
+            {"R2D2": "memory/s7-r2d2-*.csv", "DQN": "memory/s7-dqn-*.csv"},
+            "0 to 1",
+        ),
+        *(
+            Panel(
+                f"MinAtar {game.capitalize()}",
+                {"R2D2": f"memory/{game}-r2d2-*.csv", "DQN": f"memory/{game}-dqn-*.csv"},
+            )
+            for game in ("breakout", "asterix")
         ),
     ],
     "cartpole/curve": [
@@ -186,9 +200,9 @@ def draw(name: str) -> Path:
 def _draw_panel(axes: Any, panel: Panel, is_small: bool) -> None:
     lines = []
     for label, pattern in panel.lines.items():
-        curves = {path: plot.curve(path) for path in sorted(RESULTS.glob(pattern))}
+        curves = {path: plot.curve(path, panel.is_clock) for path in sorted(RESULTS.glob(pattern))}
         lines.append((f"{label} (n={len(curves)})", plot.RunGroup({}, curves)))
-    plot.draw(axes, lines, panel.title)
+    plot.draw(axes, lines, panel.title, panel.is_clock)
     axes.figure.legends[0].remove()  # each panel has its own
     for label, value in panel.marks.items():
         axes.axhline(value, color="black", linestyle=":", linewidth=1, label=label)
