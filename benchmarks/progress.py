@@ -124,13 +124,14 @@ def _covers(timed: Sequence[Reading], seconds: float) -> bool:
 
 @contextmanager
 def running(
-    command: Sequence[str], environment: Mapping[str, str], log: Path
+    command: Sequence[str], environment: Mapping[str, str], log: Path, cwd: Path | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Runs the command in a process group of its own, which is ended with the block."""
     with log.open("wb") as output:
         program = subprocess.Popen(
             command,
             env={**os.environ, **environment},
+            cwd=cwd,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

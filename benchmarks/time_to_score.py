@@ -6,8 +6,8 @@ usage: PYTHONPATH=.:benchmarks python benchmarks/time_to_score.py train RUNS TAS
 
 `train` runs the programs of a task one after the other, each with the settings that its authors
 published, for an hour at most. Let nothing run beside. Runs that have ended are skipped, so the
-same command continues after an interruption. `keep` writes the returns of training episodes to
-docs/results/time-to-score, draws all that is there, and prints a table.
+same command continues after an interruption. `keep` writes the mean returns of the last 100
+training episodes to docs/results/time-to-score, draws all that is there, and prints a table.
 
 Each peer has a Python of its own, named by a variable:
   RL_ZOO_PYTHON          with rl_zoo3, gymnasium[mujoco] and box2d
@@ -25,15 +25,19 @@ import math
 import os
 import re
 import shlex
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from figures import machine
 from progress import HERE, Reading, running
 from result_figures import FIGURES, RESULTS, Panel, draw
 
@@ -41,24 +45,43 @@ from torchbeast import plot
 from torchbeast.reporting.log_files import read_logs
 
 LIMIT_S = 3600.0
-WINDOWS = 240  # rows of a kept curve
+EPISODES = 100  # in a mean; Sample Factory logs no other
+ROW_S = 10.0  # seconds between rows of a kept curve
 FOLDER = RESULTS / "time-to-score"
 
 
+def _means(episodes: Iterable[Reading]) -> list[Reading]:
+    """Returns the mean of the last 100 episodes after each one, from the hundredth on."""
+    recent: deque[float] = deque(maxlen=EPISODES)
+    means = []
+    for when, value in episodes:
+        recent.append(value)
+        if len(recent) == EPISODES:
+            means.append((when, statistics.fmean(recent)))
+    return means
+
+
 def _of_torchbeast(folder: Path) -> list[Reading]:
-    rows = [row for row in read_logs(folder / "run") if plot.RETURN in row]
-    values = [(row["_time"], row[plot.RETURN]) for row in rows]
-    return [reading for reading in values if not math.isnan(reading[1])]  # as in 2019
+    """Reads its log, whose rows have means over some episodes; those of 2019 do not say how many,
+    and have NaN for none.
+    """
+    episodes, before = [], 0.0
+    for row in read_logs(folder / "run"):
+        if not math.isnan(mean := row.get(plot.RETURN, math.nan)):
+            ended = row.get("episodes", before + 1)
+            episodes += round(ended - before) * [(row["_time"], mean)]
+            before = ended
+    return _means(episodes)
 
 
 def _of_rl_zoo(folder: Path) -> list[Reading]:
     """Reads the episodes of its monitors, a file for each environment."""
-    readings = []
+    episodes = []
     for path in folder.glob("*/*/*.monitor.csv"):
         header, *lines = path.read_text().splitlines()
         began = json.loads(header.removeprefix("#"))["t_start"]
-        readings += [(began + float(row["t"]), float(row["r"])) for row in csv.DictReader(lines)]
-    return sorted(readings)
+        episodes += [(began + float(row["t"]), float(row["r"])) for row in csv.DictReader(lines)]
+    return _means(sorted(episodes))
 
 
 def _of_sample_factory(folder: Path) -> list[Reading]:
@@ -80,11 +103,12 @@ def _of_cleanrl(folder: Path) -> list[Reading]:
     (run,) = (folder / "runs").iterdir()
     events = EventAccumulator(str(run), size_guidance={"scalars": 0})
     events.Reload()
-    return [(event.wall_time, event.value) for event in events.Scalars("charts/episodic_return")]
+    episodes = events.Scalars("charts/episodic_return")
+    return _means((episode.wall_time, episode.value) for episode in episodes)
 
 
 class Contestant(NamedTuple):
-    """A program: its label, its command and how to read the returns of its episodes."""
+    """A program: its label, its command and how to read its mean returns from its folder."""
 
     label: str
     command: str  # {seed} and {folder} are filled in, variables expanded
@@ -98,9 +122,9 @@ def _ours(program: str, flags: str) -> Contestant:
 
 
 def _rl_zoo(algorithm: str, env: str) -> Contestant:
-    command = f"$RL_ZOO_PYTHON -m rl_zoo3.train --algo {algorithm} --env {env} --eval-freq -1"
-    label = f"Stable-Baselines3, {algorithm.upper()}"
-    return Contestant(label, f"{command} --seed {{seed}} -f {{folder}}", _of_rl_zoo)
+    command = f"$RL_ZOO_PYTHON -m rl_zoo3.train --algo {algorithm} --env {env} --seed {{seed}}"
+    flags = "-f {folder} --eval-freq -1 --num-threads 1"  # one thread is faster, say its authors
+    return Contestant(f"Stable-Baselines3, {algorithm.upper()}", f"{command} {flags}", _of_rl_zoo)
 
 
 SCORES = {"pong": 18.0, "lunarlander": 200.0, "hopper": 2000.0}
@@ -151,54 +175,78 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103])
     parser.add_argument("--only", nargs="+", help="such as: torchbeast")
     arguments = parser.parse_args()
+    runs = arguments.runs.resolve()
     if arguments.command == "keep":
-        keep(arguments.runs.resolve())
+        keep(runs)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # the program ends too
     contestants = CONTESTANTS[arguments.task]
-    for seed in arguments.seeds:
-        for name in arguments.only or contestants:
-            train(contestants[name], arguments.runs.resolve() / f"{arguments.task}_{name}_{seed}")
+    failed = [
+        folder
+        for seed in arguments.seeds
+        for name in arguments.only or contestants
+        if not train(contestants[name], folder := runs / f"{arguments.task}_{name}_{seed}")
+    ]
+    if failed:
+        sys.exit(f"failed, see output.txt in: {', '.join(map(str, failed))}")
 
 
-def train(contestant: Contestant, folder: Path) -> None:
-    """Runs a program for an hour at most, unless it has done so."""
+def train(contestant: Contestant, folder: Path) -> bool:
+    """Runs a program for an hour at most, unless it has done so; returns whether it did."""
     if (folder / "run.json").exists():
-        return
-    folder.mkdir(parents=True)  # fails if an earlier run was interrupted: delete it then
+        return True
+    shutil.rmtree(folder, ignore_errors=True)  # of an interrupted run
+    folder.mkdir(parents=True)
     seed = folder.name.rpartition("_")[2]
-    filled = contestant.command.format(seed=seed, folder=folder)
-    command = shlex.split(os.path.expandvars(filled))
+    command = contestant.command.format(seed=seed, folder=folder)
     began = time.time()
-    os.chdir(folder)  # CleanRL writes to the current one
-    with running(command, {}, folder / "output.txt") as program:
+    arguments = shlex.split(os.path.expandvars(command))
+    with running(arguments, {}, folder / "output.txt", cwd=folder) as program:
         try:
             exit_code = program.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             exit_code = 0
     if exit_code:
-        sys.exit(f"it ended with {exit_code}; see {folder / 'output.txt'}")
-    record = {"began": began, "ended": time.time(), "command": contestant.command}
+        return False
+    shown = contestant.command.format(seed=seed, folder="RUN").replace(sys.executable, "python")
+    commit = subprocess.check_output(["git", "-C", HERE, "rev-parse", "HEAD"], text=True)
+    record = {
+        "commit": commit.strip(),
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "machine": machine(),
+        "command": shown.replace(f"env PYTHONPATH={HERE.parent} ", "").replace(f"{HERE}/", ""),
+        "began": began,
+    }
     (folder / "run.json").write_text(json.dumps(record))
+    return True
 
 
 def keep(runs: Path) -> None:
     """Writes a curve for each run, draws them and prints when they reached the score."""
     FOLDER.mkdir(exist_ok=True)
-    for path in sorted(runs.glob("*/run.json")):
-        record = json.loads(path.read_text())
-        task, name, seed = path.parent.name.split("_")
-        readings = CONTESTANTS[task][name].readings(path.parent)
-        write(FOLDER / f"{task}-{name}-{seed}.csv", record, readings)
-    FIGURES["time-to-score/curves"] = [panel_of(task) for task in CONTESTANTS]
-    draw("time-to-score/curves")
-    print("| task | program | minutes to the score | return at the end |")
-    print("| --- | --- | --- | --- |")
+    rows = ["| task | program | minutes to the score | at the end |", "| --- | --- | --- | --- |"]
     for task, contestants in CONTESTANTS.items():
         for name, contestant in contestants.items():
-            curves = [plot.curve(path, True) for path in FOLDER.glob(f"{task}-{name}-*.csv")]
-            reached = ", ".join(minutes_to(SCORES[task], points) for points in curves)
-            ends = ", ".join(f"{points[-1][1]:,.4g}" for points in curves)
-            print(f"| {task}, {SCORES[task]:g} | {contestant.label} | {reached} | {ends} |")
+            reached, ends = [], []
+            for path in sorted(runs.glob(f"{task}_{name}_*/run.json")):
+                record = json.loads(path.read_text())
+                means = contestant.readings(path.parent)
+                if not means:
+                    sys.exit(f"{path.parent}: expected the returns of {EPISODES} episodes")
+                write(FOLDER / f"{path.parent.name.replace('_', '-')}.csv", record, means)
+                reached.append(minutes_to(SCORES[task], record, means))
+                ends.append(f"{means[-1][1]:,.4g}")
+            cells = [f"{TITLES[task]}, {SCORES[task]:g}", contestant.label]
+            rows.append(f"| {' | '.join([*cells, ', '.join(reached), ', '.join(ends)])} |")
+    FIGURES["time-to-score/curves"] = [panel_of(task) for task in CONTESTANTS]
+    draw("time-to-score/curves")
+    print("\n".join(rows))
+
+
+def minutes_to(score: float, record: dict[str, Any], means: list[Reading]) -> str:
+    """Returns the minutes from the start until the mean first reaches the score."""
+    reached = (when - record["began"] for when, mean in means if mean >= score)
+    return next((f"{seconds / 60:.1f}" for seconds in reached), "not reached")
 
 
 def panel_of(task: str) -> Panel:
@@ -212,25 +260,15 @@ def panel_of(task: str) -> Panel:
     return Panel(TITLES[task], lines, marks={f"score {score:g}": score}, is_clock=True)
 
 
-def write(path: Path, record: dict[str, Any], readings: list[Reading]) -> None:
-    """Writes the means of the readings in windows of equal length, below the command."""
-    width = (record["ended"] - record["began"]) / WINDOWS
-    windows: dict[int, list[float]] = {}
-    for when, value in readings:
-        windows.setdefault(int((when - record["began"]) / width), []).append(value)
+def write(path: Path, record: dict[str, Any], means: list[Reading]) -> None:
+    """Writes the last mean of every ten seconds, below the provenance."""
+    last = {int((when - record["began"]) / ROW_S): mean for when, mean in means}
     with path.open("w", newline="", encoding="utf-8") as file:
-        file.write(f"# {record['command'].replace(sys.executable, 'python')}\n")
+        file.writelines(f"# {key} {value}\n" for key, value in record.items() if key != "began")
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["step", "seconds", plot.RETURN])
-        writer.writerow([0, 0, ""])
-        for window, values in sorted(windows.items()):
-            seconds = (window + 1) * width
-            writer.writerow([0, f"{seconds:.1f}", f"{statistics.fmean(values):.5g}"])
-
-
-def minutes_to(score: float, points: plot.Points) -> str:
-    """Returns when the mean of five windows first reaches the score."""
-    return next((f"{minutes:.1f}" for minutes, value in points if value >= score), "not reached")
+        writer.writerow([0, 0, ""])  # where the clock begins
+        writer.writerows([0, (row + 1) * ROW_S, f"{mean:.5g}"] for row, mean in last.items())
 
 
 if __name__ == "__main__":
