@@ -179,6 +179,8 @@ def main() -> None:
     if arguments.command == "keep":
         keep(runs)
         return
+    if arguments.task is None:
+        parser.error(f"train needs a task: {', '.join(CONTESTANTS)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # the program ends too
     contestants = CONTESTANTS[arguments.task]
     failed = [

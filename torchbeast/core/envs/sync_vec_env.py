@@ -164,7 +164,7 @@ class SyncVecEnv(OwnVecEnv):
         finals: list[list[np.ndarray]] = []
         infos: dict[int, Mapping[str, Any]] = {}
         actions = in_bounds(self.action_space, action, self.num_envs)
-        if not isinstance(actions, np.ndarray):  # a nest of them
+        if not isinstance(actions, np.ndarray):  # a nest of arrays
             actions = [map_leaves(itemgetter(index), actions) for index in range(self.num_envs)]
         for index, (env, one_action) in enumerate(zip(self._envs, actions, strict=True)):
             result = env.step(one_action)
