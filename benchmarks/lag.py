@@ -5,10 +5,11 @@ usage: PYTHONPATH=.:benchmarks python benchmarks/lag.py train RUNS [--seeds 101 
        PYTHONPATH=.:benchmarks python benchmarks/lag.py keep RUNS
 
 `train` trains every agent on every game with every lag. The lag is given in environment steps,
-because an update of PPO or PQN has 2,048 steps and one of IMPALA 640. So all agents learn from
-policies of the same age, except for LASER's replayed rollouts. Runs that have ended are skipped, so
-the same command continues after an interruption. `keep` adds the mean returns of 100 greedy
-episodes after training to docs/results/lag/lag.csv, and draws all that is there.
+because an update of PPO or PQN has 2,048 steps, one of IMPALA 640 and one of LASER 160 new ones. So
+all agents learn from policies of the same age, to 6 %, except for LASER's replayed rollouts. Runs
+that have ended are skipped, so the same command continues after an interruption. `keep` adds the
+mean returns of 100 greedy episodes after training to docs/results/lag/lag.csv, and draws all that
+is there.
 
 PQN's epsilon is published with the weights, so that it, too, is as old as they are.
 """
@@ -37,7 +38,7 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.reporting.run_folder import read_meta
 
 GAMES = {"breakout": "Breakout", "asterix": "Asterix", "spaceinvaders": "Space Invaders"}
-LAGS = (0, 2_560, 10_240, 40_960)  # environment steps between acting and learning
+LAGS = (0, 2_048, 10_240, 40_960)  # environment steps between acting and learning
 SEEDS = (101, 102, 103, 104, 105)
 STEPS = 500_000
 
@@ -58,8 +59,8 @@ AGENTS = {
     "LASER": Agent(
         "impala",
         160,
-        "--algo laser --replay_size 200000 --replay_ratio 7 --num_envs 8 --batch_size 8"
-        " --entropy_cost 0.12",
+        "--algo laser --replay_size 200000 --replay_ratio 3 --num_envs 8 --batch_size 8"
+        " --entropy_cost 0.06",
     ),
 }
 CSV = RESULTS / "lag" / "lag.csv"

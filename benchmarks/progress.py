@@ -144,10 +144,10 @@ def running(
 
 def _end(program: subprocess.Popen[bytes]) -> None:
     program.send_signal(signal.SIGINT)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        program.wait(GRACE)
-    with contextlib.suppress(
-        ProcessLookupError
-    ):  # the children that it left behind, or the whole group
-        os.killpg(program.pid, signal.SIGKILL)
-    program.wait()
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            program.wait(GRACE)
+    finally:  # the children that it left behind, or the whole group
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+        program.wait()

@@ -85,7 +85,7 @@ def _of_rl_zoo(folder: Path) -> list[Reading]:
 
 
 def _of_sample_factory(folder: Path) -> list[Reading]:
-    """Reads its log, which has means over the last 100 episodes."""
+    """Reads its log, which has means over the last 100 episodes, or at first over fewer."""
     found = re.findall(
         r"\[(\d{4}-\S+ [\d:]+,\d+)\].*Avg episode reward: \[\(0, '(\S+)'\)",
         (folder / "output.txt").read_text(errors="replace"),
@@ -103,7 +103,8 @@ def _of_cleanrl(folder: Path) -> list[Reading]:
     (run,) = (folder / "runs").iterdir()
     events = EventAccumulator(str(run), size_guidance={"scalars": 0})
     events.Reload()
-    episodes = events.Scalars("charts/episodic_return")
+    tag = "charts/episodic_return"
+    episodes = events.Scalars(tag) if tag in events.Tags()["scalars"] else []
     return _means((episode.wall_time, episode.value) for episode in episodes)
 
 
@@ -181,7 +182,8 @@ def main() -> None:
         return
     if arguments.task is None:
         parser.error(f"train needs a task: {', '.join(CONTESTANTS)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # the program ends too
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit("stopped"))  # the program ends too
     contestants = CONTESTANTS[arguments.task]
     failed = [
         folder
@@ -194,9 +196,10 @@ def main() -> None:
 
 
 def train(contestant: Contestant, folder: Path) -> bool:
-    """Runs a program for an hour at most, unless it has done so; returns whether it did."""
+    """Runs a program for an hour at most, unless it has done so; returns whether it has returns."""
     if (folder / "run.json").exists():
         return True
+    commit = subprocess.check_output(["git", "-C", HERE, "rev-parse", "HEAD"], text=True)
     shutil.rmtree(folder, ignore_errors=True)  # of an interrupted run
     folder.mkdir(parents=True)
     seed = folder.name.rpartition("_")[2]
@@ -208,10 +211,9 @@ def train(contestant: Contestant, folder: Path) -> bool:
             exit_code = program.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             exit_code = 0
-    if exit_code:
+    if exit_code or not contestant.readings(folder):
         return False
     shown = contestant.command.format(seed=seed, folder="RUN").replace(sys.executable, "python")
-    commit = subprocess.check_output(["git", "-C", HERE, "rev-parse", "HEAD"], text=True)
     record = {
         "commit": commit.strip(),
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -232,9 +234,8 @@ def keep(runs: Path) -> None:
             reached, ends = [], []
             for path in sorted(runs.glob(f"{task}_{name}_*/run.json")):
                 record = json.loads(path.read_text())
-                means = contestant.readings(path.parent)
-                if not means:
-                    sys.exit(f"{path.parent}: expected the returns of {EPISODES} episodes")
+                last = record["began"] + LIMIT_S  # it may log while it ends
+                means = [row for row in contestant.readings(path.parent) if row[0] <= last]
                 write(FOLDER / f"{path.parent.name.replace('_', '-')}.csv", record, means)
                 reached.append(minutes_to(SCORES[task], record, means))
                 ends.append(f"{means[-1][1]:,.4g}")
