@@ -15,12 +15,15 @@ from gymnasium import spaces
 
 from torchbeast import Learner, UsageError, make_env
 from torchbeast.core.actors import OnPolicyActorCritic
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos import PPO
+from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.agents import AgentsEnv
 from torchbeast.core.envs.vec_env import vec_env_of
 from torchbeast.core.storages import OnPolicyGAEBuffer
 from torchbeast.envs import EnvError, EnvOptions, EnvSpec
+from torchbeast.run.episodes import play
 from torchbeast.schemes import Scheme
 
 
@@ -222,6 +225,12 @@ def test_observation_keys_which_every_run_records_are_taken() -> None:
         options = EnvOptions(observation_keys=keys)
         env = make_env(dataclasses.replace(spec, options=options), 2)
         assert set(env.reset(1)) == set(keys)
+
+
+def test_an_evaluation_does_not_wait_for_idle_columns() -> None:
+    env, _ = visits(4)  # three agents
+    agent = make_agent(ActorSpec("mlp"), env.observation_space, env.action_space, env.frame_stack)
+    assert len(play(env, agent, 8, seed=0).returns) == 8
 
 
 @pytest.mark.parametrize(

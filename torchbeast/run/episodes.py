@@ -264,7 +264,9 @@ def _play(
         scores = TaskScores(getattr(env, "spec", EnvSpec(env.env_id)))
         of_envs = tasks_in(loop.row.observation)
     played, endings = Episodes([], [], [], of_episodes, scores), Endings(env.num_envs)
-    left = _shares(of_envs, num_episodes)
+    left = np.zeros(env.num_envs, int)
+    playing = env.num_envs - env.num_envs % getattr(env, "num_agents", 1)  # the others are idle
+    left[:playing] = _shares(of_envs[:playing], num_episodes)
     wanted = left.sum()
     say_at = time.monotonic() + _SAY_S
     while left.any():
