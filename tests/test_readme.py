@@ -14,10 +14,12 @@ from torchbeast import Learner, Scheme, VecEnv
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.core.actors import OnPolicyActorCritic
+from torchbeast.core.base.specs import ActorSpec
 from torchbeast.plot import PlotFlags
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^python -m torchbeast\.(\w+) (.*)", README, re.MULTILINE)
+OF_OWN_PARTS = re.search(r"`python -m torchbeast\.monobeast (.* --algo my_module:MyAlgo)`", README)
 TRAINING, OWN = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
@@ -36,6 +38,16 @@ def test_the_example_trains_and_evaluates_as_it_is_printed(
     exec(TRAINING.replace("100_000", "2_048"), {})
     assert (tmp_path / "logs" / "cartpole" / "model.tar").exists()
     assert 1 <= float(capsys.readouterr().out.splitlines()[-1]) <= 500
+
+
+def test_the_command_that_trains_own_parts_gives_the_network_no_arguments_of_the_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_module.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert OF_OWN_PARTS is not None
+    flags = parse(MonoBeastFlags, "monobeast", shlex.split(OF_OWN_PARTS[1]))
+    assert flags.model.spec == ActorSpec("my_module:MyNet")
 
 
 def test_the_environment_the_network_and_the_algorithm_of_your_own_train_together(

@@ -94,6 +94,18 @@ def test_a_flag_on_the_command_line_overrides_the_preset(where: str) -> None:
     assert flags["batch_size"] == 4 and flags["env"] == "Catch"
 
 
+def test_arguments_of_a_preset_for_its_network_are_not_given_to_a_network_of_ones_own() -> None:
+    preset = ["--preset", "cartpole-ppo"]
+    of_built_in = flags_of("monobeast", *preset, "--model", "mlp")
+    assert of_built_in["model_kwargs"] == {"orthogonal": False, "activation": "relu"}
+    assert of_built_in["shared_body"] is True
+    own = flags_of("monobeast", *preset, "--model", "my_module:MyNet")
+    of_network = {"model": "my_module:MyNet", "model_kwargs": {}, "shared_body": None}
+    assert own == {**of_built_in, **of_network}
+    typed = flags_of("monobeast", *preset, "--model=m:Net", "--model_kwargs", '{"hidden": 64}')
+    assert typed["model_kwargs"] == {"hidden": 64}
+
+
 def test_a_switch_of_a_preset_can_be_given_again_and_turned_off() -> None:
     assert flags_of("monobeast", "--preset", "memory")["use_lstm"] is True
     assert flags_of("monobeast", "--preset", "memory", "--use_lstm")["use_lstm"] is True

@@ -23,6 +23,7 @@ from difflib import get_close_matches
 from functools import cache, partial
 from itertools import dropwhile, pairwise, takewhile
 from operator import itemgetter
+from pathlib import Path
 from typing import Annotated, Any, TextIO, TypeVar, cast, get_type_hints
 
 import tyro
@@ -51,6 +52,7 @@ from torchbeast.errors import (
     RunError,
     UsageError,
     exit_code_of,
+    expanded,
     refusing_paths,
     what_it_raised,
 )
@@ -289,7 +291,7 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     if not issubclass(flags_type, LearnerFlags):
         return flags_type, tyro.MISSING_NONPROP
     of_preset = zoo.chosen_settings(resuming.given(words, "--preset"))  # it may print and exit
-    of_preset = _without_served(flags_type, of_preset)
+    of_preset = _for_network(_without_served(flags_type, of_preset), words)
     # It may print where the settings of the run come from.
     with lossy_output(), refusing_paths("use another --savedir or --xpid"):
         recorded = resuming.recorded_settings(words)
@@ -307,6 +309,17 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     values = _with_followers(values, usual, words, flag_names(complete_type))
     resuming.check_environment(words, values, recorded)
     return complete_type, _with_usual_batch(with_values(complete_type(), values), values, words)
+
+
+def _for_network(of_preset: Mapping[str, Any], words: Sequence[str]) -> Mapping[str, Any]:
+    """Returns a preset's settings without those of its network, if the command names a class."""
+    if ":" not in (resuming.given(words, "--model") or ""):
+        return of_preset
+    return {
+        name: value
+        for name, value in of_preset.items()
+        if name not in ("model_kwargs", "shared_body")
+    }
 
 
 _BOUNDS = ("--num_buffers", "--num_workers", "--num_servers")  # of the number of environments
@@ -614,9 +627,15 @@ def _add_kind(
         return PrimitiveConstructorSpec(1, metavar, read, lambda _: True, lambda v: [show(v)])
 
 
+def _read_path(words: Sequence[str]) -> Path:
+    with refusing_paths("give it without ~"):
+        return expanded(words[0])
+
+
 _add_kind(KWARGS, "JSON", _read, json.dumps)
 _add_kind(Shape, "|".join(SHAPES), itemgetter(0))  # the Config checks it
 _add_kind(bool, "{true,false}", _read_switch, lambda v: str(v).lower())
 _add_kind(SWITCH, "{true,false}", _read_switch, lambda v: "auto" if v is None else str(v).lower())
+_add_kind(Path, "PATH", _read_path)
 _add_kind(int, "INT", _read_integer)
 _add_kind(int | None, "{None}|INT", _read_integer_or_none)
