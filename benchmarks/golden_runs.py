@@ -33,7 +33,7 @@ PROGRAMS = {
     "laser": [*LAG_ONE, "--algo=laser", "--batch_size=4", "--replay_size=2000", "--replay_ratio=1"],
     "ppo": [*LAG_ONE, "--algo=ppo", "--batch_size=4"],
     "lstm": [*LAG_ONE, "--algo=impala", "--batch_size=4", "--use_lstm"],
-    "dqn": [*LAG_ZERO, "--algo=dqn", "--env=CartPole-v1"],
+    "dqn": [*LAG_ZERO, "--algo=dqn", "--env=CartPole-v1", "--n_step=1"],
     "sac": [*LAG_ZERO, "--algo=sac", "--env=Pendulum-v1"],
 }
 

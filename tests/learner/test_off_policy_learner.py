@@ -206,7 +206,9 @@ def test_other_goals_are_what_the_same_episode_achieved_later(axes: Any, tmp_pat
 
 
 def test_a_step_over_the_border_of_rollouts_is_one_step(tmp_path: Path) -> None:
-    scheme = off_policy_of({"env_fn": Clock, "vec_env_size": 2}, storage=small(unroll_length=3))
+    scheme = off_policy_of(
+        {"env_fn": Clock, "vec_env_size": 2}, storage=small(unroll_length=3, n_step=1)
+    )
     ends: set[int] = set()
     for batch in batches_of(scheme, tmp_path / "run", 40):
         before, after = batch.observation["observation"], batch.next_observation["observation"]

@@ -85,7 +85,7 @@ def test_the_start_says_what_the_memory_takes(capsys: pytest.CaptureFixture[str]
 
 def test_hindsight_without_goals_is_a_sentence() -> None:
     with pytest.raises(UsageError, match="observations with achieved_goal and desired_goal"):
-        replay_of(1000, "--hindsight_share", "0.8")
+        replay_of(1000, "--hindsight_share", "0.8", "--n_step", "1")
 
 
 def run(folder: Path, *words: str) -> dict[str, Any]:
@@ -102,7 +102,15 @@ def test_a_run_resumes_with_its_replay_and_is_evaluated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     new = ["--algo", "dqn", "--env", "BitFlip", "--env_kwargs", '{"bits": 4}', *SMALL]
-    more = ["--learn_start", "100", "--hindsight_share", "0.8", "--checkpoint_replay"]
+    more = [
+        "--learn_start",
+        "100",
+        "--hindsight_share",
+        "0.8",
+        "--n_step",
+        "1",
+        "--checkpoint_replay",
+    ]
     first = run(tmp_path, *new, *more, "--total_steps", "400")
     assert first["model"] == "q-mlp" and first["stats"]["step"] >= 400
     second = run(tmp_path, "--total_steps", "600")

@@ -199,7 +199,7 @@ class ReplayBuffer(Storage):
     replay_ratio: float | None = None
     learn_start: int | None = None
     unroll_length: int | None = None
-    n_step: int = 1
+    n_step: int | None = None
     priority_exponent: float = 0.0
     priority_beta: float = 0.4
     checkpoint_replay: bool = False
@@ -224,7 +224,6 @@ class RolloutReplayBuffer(ReplayBuffer):
     holds = Rollout
     for_burn_in = True
 
-    n_step: int = 5
     priority_exponent: float = 0.9
     priority_beta: float = 0.6
 
@@ -241,4 +240,5 @@ class HindsightExperienceReplayBuffer(ReplayBuffer):
         size: See ReplayBuffer, and so for the other arguments; n_step must be 1.
     """
 
+    n_step: int | None = 1
     hindsight_share: float = 0.8
