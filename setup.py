@@ -62,7 +62,8 @@ class CMakeBuild(build_ext):
             sys.exit(
                 "error: the build of TorchBeast's C++ part failed (cmake exited with "
                 f"{error.returncode}); its own messages above say what is missing. "
-                "MonoBeast does without it: TORCHBEAST_PYTHON_ONLY=1 pip install ."
+                "MonoBeast and RayBeast do not need it; to skip it: TORCHBEAST_PYTHON_ONLY=1 pip "
+                "install ."
             )
 
 

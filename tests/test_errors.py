@@ -17,7 +17,14 @@ import pytest
 
 import torchbeast
 from torchbeast.core.envs.sync_vec_env import SyncVecEnv
-from torchbeast.errors import RunError, UsageError, exit_code_of, refusing_paths, without_our_frames
+from torchbeast.errors import (
+    RunError,
+    UsageError,
+    exit_code_of,
+    naming_limit,
+    refusing_paths,
+    without_our_frames,
+)
 
 
 def fail() -> None:
@@ -39,6 +46,19 @@ def test_each_kind_of_error_has_its_exit_code(
 
     assert exit_code_of("polybeast", body) == code
     assert capsys.readouterr().err.startswith("polybeast: ")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("can't start new thread"),
+        BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+    ],
+)
+def test_where_no_more_threads_may_start_the_limit_to_raise_is_named(error: Exception) -> None:
+    with pytest.raises(RunError, match=r"no thread .* \(ulimit -u, or pids.max of a container\)"):
+        with naming_limit("thread"):
+            raise error
 
 
 def test_a_package_that_is_not_installed_is_named_with_the_remedy() -> None:

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from types import TracebackType
 from typing import Any, NoReturn, TextIO
 
@@ -95,6 +96,29 @@ def refusing_paths(remedy: str, path: Path | str | None = None) -> Iterator[None
         what = path or error.filename or "the current folder"  # os.getcwd does not set it
         room = "free some space there, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise UsageError(f"{what} cannot be used ({error.strerror}): {room}{remedy}") from None
+
+
+@contextmanager
+def naming_limit(what: str) -> Iterator[None]:
+    """Converts the error of a body that starts a thread or a process, if a limit of the system
+    forbids it, to a RunError with a remedy.
+
+    what: "thread" or "process".
+    """
+    try:
+        yield
+    except (BlockingIOError, RuntimeError) as error:
+        raise RunError(
+            f"no {what} can be started ({error}): raise the limit of threads (ulimit -u, or "
+            "pids.max of a container), or use fewer workers"
+        ) from None
+
+
+def started(thread: Thread) -> Thread:
+    """Starts a thread and returns it. Raises RunError if there may be no more threads."""
+    with naming_limit("thread"):
+        thread.start()
+    return thread
 
 
 def expanded(path: str | Path) -> Path:

@@ -9,6 +9,7 @@
 
 #include "health.pb.h"
 #include "libtorchbeast/support/errors.h"
+#include "libtorchbeast/support/thread.h"
 
 namespace torchbeast {
 namespace {
@@ -120,11 +121,10 @@ CallServer::CallServer(const Endpoint& endpoint, Methods methods)
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(most + kOtherCalls));
   server_ = start_server(endpoint, &builder);
   try {
-    acceptor_ = std::thread([this] { accept(); });
+    acceptor_ = started_thread([this] { accept(); });
   } catch (const std::exception& error) {
     stop(std::chrono::milliseconds(0));
-    throw ConnectionError("cannot serve at " + endpoint.address +
-                          ": no thread can be started for new calls: " + error.what());
+    throw ConnectionError("cannot serve at " + endpoint.address + ": " + error.what());
   }
 }
 

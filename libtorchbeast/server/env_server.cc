@@ -16,6 +16,7 @@
 #include "libtorchbeast/server/vector_stream.h"
 #include "libtorchbeast/stream/wire.h"
 #include "libtorchbeast/support/errors.h"
+#include "libtorchbeast/support/thread.h"
 
 namespace torchbeast {
 namespace {
@@ -208,7 +209,7 @@ void EnvServer::serve(const std::function<void()>& poll) {
 void EnvServer::shut_down(std::unique_ptr<CallServer> calls) {
   std::promise<void> ended;
   std::future<void> end = ended.get_future();
-  std::thread thread(
+  std::thread thread = started_thread(
       [calls = std::move(calls), grace = options_.stop_grace, ended = std::move(ended)]() mutable {
         calls->stop(grace);
         calls.reset();

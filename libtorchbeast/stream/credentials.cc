@@ -45,8 +45,7 @@ grpc::Status check_token(const Credentials& credentials, const Headers& headers)
   if (credentials.token.empty()) return grpc::Status::OK;
   if (headers.count(kHeader) != 1) {
     return refused(
-        "it admits only clients with its token: give --token_file, a copy of the file that it was "
-        "started with");
+        "it requires a token: give --token_file, a copy of the file that it was started with");
   }
   const grpc::string_ref value = headers.find(kHeader)->second;
   const std::string_view header(value.data(), value.size());

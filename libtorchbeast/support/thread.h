@@ -18,7 +18,7 @@ std::thread started_thread(Body body) {
     return std::thread(std::move(body));
   } catch (const std::system_error& error) {
     throw std::runtime_error(
-        std::string("no thread can be started for a stream of environments (") + error.what() +
+        std::string("no thread can be started (") + error.what() +
         "): raise the limit of threads (ulimit -u, or pids.max of a container), or serve more "
         "environments in a stream (fewer --num_servers)");
   }

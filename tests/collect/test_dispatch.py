@@ -133,6 +133,24 @@ def loads(worker: FakeWorker) -> list[Any]:
     return [sent for (sent,) in worker.waiting("load")]
 
 
+def test_the_first_failure_is_that_a_worker_cannot_start() -> None:
+    """The program then ends the other workers, which are not lost."""
+    fleet, supervisor = FakeFleet(), OneThread()
+    made, start = source_of(SETUP, fleet), fleet.worker
+
+    def started(name: str, descriptors: Sequence[int] = ()) -> FakeWorker:
+        if fleet.workers:
+            raise RunError("no thread can be started")
+        return start(name)
+
+    fleet.worker = started  # type: ignore[method-assign]
+    with pytest.raises(RunError, match="no thread"):
+        made.start(supervisor)
+    fleet.workers[0].die(WorkerLost("it was ended"))
+    made._dispatcher.run_events()
+    assert supervisor.failure is None
+
+
 @pytest.fixture
 def run() -> ByHand:
     return ByHand()
@@ -327,7 +345,7 @@ def test_a_worker_that_hangs_is_named_and_then_given_up(monkeypatch: pytest.Monk
     clock.time += 56.0
     assert run.source.hanging() == (
         "worker 0 has been in one step of its environments for 65 s; "
-        "worker 1 has not started (no free resources, or its process is still starting) for 60 s"
+        "worker 1 has been starting for 60 s (still loading, or without free resources)"
     )
     assert worker.waiting("activity") == [()], "it is not asked again and again"
     clock.time += 535.0

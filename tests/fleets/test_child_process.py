@@ -104,6 +104,29 @@ def test_an_unknown_error_of_a_child_is_reported_with_its_traceback(start: Any) 
     assert "children.py" in str(error) and "in fail" in str(error)
 
 
+def test_a_child_that_nobody_can_watch_is_ended(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads in this process may be beyond the limit of threads."""
+    before = {child.pid for child in psutil.Process().children()}
+    made: list[subprocess.Popen[bytes]] = []
+
+    def refused(thread: Any) -> Any:
+        raise RunError("no thread can be started")
+
+    class Popen(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(child_process, "started", refused)
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    with pytest.raises(RunError, match="no thread"):
+        start("echo")
+    assert [process.returncode for process in made] == [-signal.SIGKILL]
+    assert {child.pid for child in psutil.Process().children()} <= before
+
+
 def test_a_run_error_of_a_child_is_reported_as_one_sentence(start: Any) -> None:
     error = start("known_error").end()
     assert type(error) is RunError and str(error) == "the cartridge cannot be read"

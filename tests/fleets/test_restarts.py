@@ -23,11 +23,11 @@ class Desk:
     def __init__(self, name: str) -> None:
         self.name, self.restart_policy = name, RestartPolicy()
         self.starts = 0
-        self.can_start = True
+        self.failures: list[Exception] = []  # of the next starts
 
     def start(self) -> None:
-        if not self.can_start:
-            raise OSError(12, "Cannot allocate memory")
+        if self.failures:
+            raise self.failures.pop()
         self.starts += 1
 
 
@@ -151,9 +151,25 @@ def test_nobody_is_replaced_once_closed(office: Office) -> None:
     assert office.second.starts == 1 and office.supervisor.failure is None
 
 
-def test_a_run_fails_if_no_process_can_be_started(office: Office) -> None:
+NO_THREAD = RunError("no thread can be started")
+NO_MEMORY = OSError(12, "Cannot allocate memory")
+
+
+def test_a_replacement_that_the_system_cannot_start_is_tried_again(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "_PAUSE_S", 0.0)
+    office.first.failures = [NO_THREAD, NO_MEMORY]
+    office.restarts.ended(office.first, KILLED)
+    assert not office.supervisor.ended and office.first.starts == 2
+
+
+def test_a_run_fails_if_the_system_never_starts_a_replacement(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its end closes the places."""
+    monkeypatch.setattr(supervision, "_PAUSE_S", 0.0)
     office.supervisor.on_close(office.restarts.close)
-    office.second.can_start = False
-    Background(office.restarts.ended, office.second, KILLED).result()
-    assert "Cannot allocate memory" in str(office.supervisor.failure)
+    office.first.failures = 5 * [NO_MEMORY]
+    Background(office.restarts.ended, office.first, KILLED).result()
+    assert office.first.starts == 1 and "Cannot allocate memory" in str(office.supervisor.failure)

@@ -45,5 +45,5 @@ def test_a_limit_of_threads_is_an_error_with_a_remedy(
         env = os.environ | limit
         done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=SOON)
     assert done.returncode == 1
-    assert "no thread can be started for a stream" in done.stderr
+    assert "no thread can be started (" in done.stderr
     assert "raise the limit of threads (ulimit -u, or pids.max of a container)" in done.stderr

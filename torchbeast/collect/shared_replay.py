@@ -65,7 +65,7 @@ from torchbeast.core.base.nest import map_leaves, map_leaves2
 from torchbeast.core.envs.spaces import num_bytes
 from torchbeast.core.storages.replay.rollout_replay import RolloutReplay
 from torchbeast.core.storages.replay.store import bytes_per_transition
-from torchbeast.errors import RunError, UsageError
+from torchbeast.errors import RunError, UsageError, started
 from torchbeast.fleets.child_process import ChildProcess, SendReport, end_all, run_child, take_stdin
 from torchbeast.fleets.system import check_memory, free_memory
 
@@ -250,7 +250,7 @@ class Service:
             while ends.fileno() not in wait([self._socket, ends.fileno()]):
                 connection: Connection[Any, Any] = Connection(self._socket.accept()[0].detach())
                 self._connections.add(connection)
-                threading.Thread(target=self._serve, args=[connection], daemon=True).start()
+                started(threading.Thread(target=self._serve, args=[connection], daemon=True))
         finally:
             self._socket.close()
             for connection in list(self._connections):

@@ -134,8 +134,12 @@ class FleetSource:
         supervisor.on_close(self.close)
         self._weights.on_publish = self._tell_dispatcher
         self._dispatcher.start(supervisor)
-        for actor in self._actors:
-            self._restarts.start(actor)
+        try:
+            for actor in self._actors:
+                self._restarts.start(actor)
+        except BaseException:
+            self.close()  # before the fleet ends the others, which would be the first failure
+            raise
         played = self._pacing.in_order(iter(self._played.get, None))
         supervisor.start_thread("collector", functools.partial(self._collector.collect, played))
 
@@ -478,8 +482,8 @@ class _Actor:
         if seconds < WAIT_S:
             return ""
         if stage == _WAITING_FOR_ROOM:
-            why = "no free resources, or its process is still starting"
-            return f"{self.name} has not started ({why}) for {seconds:.0f} s"
+            why = "still loading, or without free resources"
+            return f"{self.name} has been starting for {seconds:.0f} s ({why})"
         doing = _DOING.get(stage)
         return f"{self.name} has been {doing} for {seconds:.0f} s" if doing else ""
 

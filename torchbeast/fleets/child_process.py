@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any, BinaryIO, NoReturn
 
 from torchbeast import errors
-from torchbeast.errors import RunError, error_of, failure
+from torchbeast.errors import RunError, error_of, failure, naming_limit, started
 from torchbeast.fleets.system import close_in_forks, is_lost
 from torchbeast.fleets.waiting import running_time, wait_until
 
@@ -75,7 +75,11 @@ class ChildProcess:
         pass_fds: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Starts the child; raises OSError if the system cannot, e.g. if arguments are too long."""
+        """Starts the child.
+
+        Raises OSError if the system cannot, e.g. if arguments are too long, and RunError if there
+        may be no more processes or threads.
+        """
         self.name = name
         self._on_report, self._on_end = on_report, on_end
         self._closing = False
@@ -84,22 +88,28 @@ class ChildProcess:
         self._given_up = ""  # the reason it was killed
         self._stderr: collections.deque[str] = collections.deque(maxlen=_STDERR_LINES)
         path = [entry for entry in sys.path if isinstance(entry, str)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _START.format(path=path), module, json.dumps(arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=pass_fds,
-            env={**os.environ, **(environment or {})},
-            start_new_session=True,  # Ctrl-C only reaches the program, which ends its children
-        )
+        with naming_limit("process"):
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START.format(path=path), module, json.dumps(arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=pass_fds,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,  # Ctrl-C only reaches the program, which ends its children
+            )
         close_in_forks(_stream(self._process.stdin))  # else the child would outlive the program
         self.pid = self._process.pid
-        self._readers = [
-            self._thread("stdout", self._read_reports),
-            self._thread("stderr", self._read_stderr),
-        ]
-        self._watcher = self._thread("watch", self._watch)
+        try:
+            self._readers = [
+                self._thread("stdout", self._read_reports),
+                self._thread("stderr", self._read_stderr),
+            ]
+            self._watcher = self._thread("watch", self._watch)
+        except RunError:
+            self._process.kill()
+            self._process.wait()
+            raise
 
     @property
     def has_ended(self) -> bool:
@@ -133,9 +143,7 @@ class ChildProcess:
         self._process.kill()
 
     def _thread(self, what: str, body: Callable[[], None]) -> threading.Thread:
-        thread = threading.Thread(target=body, name=f"{self.name}-{what}", daemon=True)
-        thread.start()
-        return thread
+        return started(threading.Thread(target=body, name=f"{self.name}-{what}", daemon=True))
 
     def _watch(self) -> None:
         try:
@@ -339,7 +347,7 @@ def follow_stdin(
         wait_until(running_time() + grace_s, threading.Event().wait)
         exit_now(0)
 
-    threading.Thread(target=read, daemon=True).start()
+    started(threading.Thread(target=read, daemon=True))
 
 
 def take_stdin() -> BinaryIO:

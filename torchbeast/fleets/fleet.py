@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from torchbeast.errors import error_of, failure
+from torchbeast.errors import error_of, failure, started
 from torchbeast.fleets.child_process import ChildProcess, ProcessDied, end_all
 from torchbeast.fleets.system import uninterrupted
 
@@ -174,7 +174,7 @@ class LocalWorker:
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
         self._reader = threading.Thread(target=self._read, name=f"{name}-answers", daemon=True)
-        self._reader.start()
+        started(self._reader)
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
             self.process = ChildProcess(

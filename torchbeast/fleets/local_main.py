@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from torchbeast.core.base.specs import find_callable
+from torchbeast.errors import started
 from torchbeast.fleets.child_process import SendReport, exit_now, follow_stdin, run_child
 from torchbeast.fleets.fleet import returning_failures
 
@@ -55,8 +56,8 @@ class Answering:
     def run(self) -> None:
         """Answers requests until the parent is gone; called by the main thread."""
         for lane in self._lanes.keys() - {_MAIN_LANE}:
-            threading.Thread(target=self._answer, args=(lane,), daemon=True).start()
-        threading.Thread(target=self._read, daemon=True).start()
+            started(threading.Thread(target=self._answer, args=(lane,), daemon=True))
+        started(threading.Thread(target=self._read, daemon=True))
         follow_stdin(lambda _: None, self._close)
         self._answer(_MAIN_LANE)
 

@@ -31,7 +31,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
-from torchbeast.errors import EXIT_INTERRUPTED, RunError, UsageError, exit_now
+from torchbeast.errors import EXIT_INTERRUPTED, RunError, UsageError, exit_now, started
 from torchbeast.fleets.child_process import ProcessDied
 from torchbeast.fleets.system import leave_lost_terminal
 from torchbeast.fleets.waiting import running_time, wait_until
@@ -97,10 +97,13 @@ class Supervisor:
         return self._signal is not None and self.reason == self._signal
 
     def start_thread(self, name: str, body: Callable[[], None]) -> threading.Thread:
-        """Runs `body` in a thread. If it raises, the run fails, unless it has already ended."""
+        """Runs `body` in a thread. If it raises, the run fails, unless it has already ended.
+
+        Raises RunError if there may be no more threads.
+        """
         thread = _RunThread(target=self._run, args=(name, body), name=name, daemon=True)
         with self._lock:  # `join` needs threads that have started
-            thread.start()
+            started(thread)
             self._threads.append(thread)
         return thread
 
@@ -288,7 +291,7 @@ class Restartable(Protocol):
     def start(self) -> None:
         """Starts a worker: the first one, or a replacement.
 
-        Raises OSError if the system cannot start it.
+        Raises OSError or RunError if the system cannot start it.
         """
 
 
@@ -348,9 +351,9 @@ class Restarts:
                     return
                 self.replaced += 1
                 worker.start()
-        except OSError as problem:  # the system cannot start a process
+        except (OSError, RunError) as problem:  # the system cannot start a process
             # Without the lock, because the end of the run calls `close`.
-            self._fail(worker, problem)
+            self.ended(worker, problem)
 
     def close(self) -> None:
         """Stops replacing workers. May be called again."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torchbeast.core.base.checks import require, setting
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, started
 from torchbeast.fleets.system import close_in_forks
 from torchbeast.reporting.diagnosis import alive
 from torchbeast.reporting.display import Shown
@@ -131,8 +131,7 @@ def _serve(config: MetricsConfig, endpoint: PrometheusEndpoint, ending: ExitStac
             "another metrics_port next time"
         )
         return
-    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
-    thread.start()
+    thread = started(threading.Thread(target=server.serve_forever, name="metrics", daemon=True))
     ending.callback(thread.join, _END_S)
     ending.callback(server.server_close)
     ending.callback(server.shutdown)

@@ -20,6 +20,7 @@ from typing import Any
 
 from torchbeast.collect.config import split_evenly
 from torchbeast.envs.spec import EnvSpec
+from torchbeast.errors import started
 from torchbeast.fleets.child_process import ChildProcess, ChildReport, ProcessDied, end_all
 from torchbeast.fleets.supervisor import RestartPolicy, Restarts, Supervisor
 from torchbeast.fleets.waiting import Timer, waiting_for
@@ -237,7 +238,7 @@ class _Server:
         self.limit.cancel()
         self.limit = Timer(_START_S, self._give_up)
         self.limit.daemon = True
-        self.limit.start()  # before the process can serve
+        started(self.limit)  # before the process can serve
         self.process = ChildProcess(
             f"environment server {self.index}",
             "torchbeast.servers.server_main",

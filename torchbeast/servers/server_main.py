@@ -21,7 +21,7 @@ import numpy as np
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.contract import final_info_of, numbers_of_games
 from torchbeast.core.envs.spaces import space_to_json
-from torchbeast.errors import RunError
+from torchbeast.errors import RunError, started
 from torchbeast.fleets.child_process import SendReport, exit_now, follow_stdin, run_child
 from torchbeast.fleets.system import allow_descriptors, allowed_descriptors
 from torchbeast.fleets.waiting import running_time, wait_until
@@ -268,7 +268,7 @@ def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[
 
 
 def _thread(body: Callable[[], None]) -> None:
-    threading.Thread(target=body, daemon=True).start()
+    started(threading.Thread(target=body, daemon=True))
 
 
 if __name__ == "__main__":
