@@ -23,6 +23,7 @@ from torchbeast import keys, polybeast_env
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags, words_of
+from torchbeast.compare import CompareFlags
 from torchbeast.core.base.checks import names_with
 from torchbeast.errors import EXIT_DONE, EXIT_USAGE, exit_code_of
 from torchbeast.plot import PlotFlags
@@ -69,6 +70,15 @@ def test_a_path_that_cannot_be_used_ends_a_program_with_one_line_that_names_it(
     assert importlib.import_module(f"torchbeast.{program}").main(args) == EXIT_USAGE
     said = capsys.readouterr().err
     assert args[-1] in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("program", "kind"), [("plot", PlotFlags), ("compare", CompareFlags)])
+def test_a_quoted_home_directory_in_output_is_expanded(
+    program: str, kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    flags = parse(kind, program, ["run", "--output", "~/o.png", "o.json"])
+    assert flags.output == (tmp_path / "o.png", Path("o.json"))
 
 
 AWKWARD = ["-x", "--xpid", 'it\'s "$HOME" *;#& käse', os.fsdecode(b"caf\xe9")]

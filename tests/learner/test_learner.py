@@ -54,6 +54,15 @@ def next_batch(learner: Learner) -> Rollout:
 # --- the loop
 
 
+def test_its_logs_can_be_thinned_and_do_without_tensorboard(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"log_interval": 3600.0, "disable_tensorboard": True}
+    with Learner(scheme_of(), 5 * STEPS, tmp_path / "run", **options) as learner:
+        learner.train()
+    rows = read_logs(tmp_path / "run")
+    assert [row["step"] for row in rows] == [STEPS, 5 * STEPS]
+    assert not [*(tmp_path / "run").glob("events*")]
+
+
 def test_it_learns_until_its_target_and_then_writes_the_checkpoint(tmp_path: Path) -> None:
     learner = Learner(scheme_of(), 3 * STEPS - 1, tmp_path / "run", seed=1)
     before = weights_of(learner)

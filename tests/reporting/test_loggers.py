@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,10 +20,10 @@ from torchbeast.errors import UsageError
 from torchbeast.reporting import StdoutLogger, TensorBoardLogger, WandbLogger, loggers
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.loggers import (
-    FILES,
     LogConfig,
     LoggedRun,
     Logs,
+    TensorBoardLog,
     ThinnedLogger,
     grouped,
     upload_video,
@@ -98,7 +99,7 @@ def test_a_row_of_an_interval_sums_times_and_averages_over_episodes(tmp_path: Pa
 
 
 def test_the_table_has_every_update_and_charts_one_a_second(tmp_path: Path) -> None:
-    logs = Logs(FILES, run_in(tmp_path))
+    logs = Logs(LogConfig().loggers(), run_in(tmp_path))
     steps = range(10, 1010, 10)
     for step in steps:
         logs.write(step, {"loss": float(step)})
@@ -140,7 +141,7 @@ def test_a_run_continues_without_a_log_that_cannot_be_opened_and_warns_once(
 def test_a_run_in_a_folder_that_is_not_utf_8_is_logged_in_files(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     opened = RunFolder(folder, {"savedir": str(folder)})
-    logs = Logs(FILES, run_in(folder))
+    logs = Logs(LogConfig().loggers(), run_in(folder))
     logging.getLogger("torchbeast").warning("in %s", folder)
     logs.write(10, {"loss": 1.0})
     logs.close()
@@ -152,7 +153,7 @@ def test_a_run_in_a_folder_that_is_not_utf_8_is_logged_in_files(tmp_path: Path) 
 def test_a_run_whose_csv_file_cannot_be_opened_is_refused(tmp_path: Path) -> None:
     (tmp_path / "logs.csv").symlink_to("logs.csv")
     with pytest.raises(UsageError, match=r"logs\.csv cannot be used \(Too many levels"):
-        Logs(FILES, run_in(tmp_path))
+        Logs(LogConfig().loggers(), run_in(tmp_path))
 
 
 def test_logs_are_closed_when_another_one_cannot_be(tmp_path: Path) -> None:
@@ -189,6 +190,32 @@ def test_tensorboard_shows_each_figure_and_hides_those_after_the_checkpoint(tmp_
     resumed.write(25, {"loss": 1.0})
     resumed.close()
     assert scalars(tmp_path, "train/loss") == [(10, 10.0), (20, 20.0), (25, 1.0)]
+
+
+class Writer:
+    """Takes the place of a SummaryWriter."""
+
+    def __init__(self, works: bool) -> None:
+        self.works, self.steps = works, list[int]()
+
+    def add_scalar(self, name: str, value: float, step: int, walltime: float) -> None:
+        if not self.works:  # as its thread, after a lack of descriptors or room
+            raise OSError(24, "Too many open files")
+        self.steps.append(step)
+
+
+def test_rows_go_to_another_writer_after_one_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [Writer(False), Writer(False), Writer(True)]
+    log = TensorBoardLog(made[0], iter(made[1:]).__next__)
+    for step in (1, 2):  # before the pause has passed, no third one is made
+        with pytest.raises(OSError, match="Too many"):
+            log.write(step, {"loss": 1.0})
+    now = time.monotonic()
+    monkeypatch.setattr(loggers, "time", SimpleNamespace(monotonic=lambda: now + 10.0))
+    with pytest.raises(OSError, match="Too many"):
+        log.write(3, {"loss": 1.0})
+    log.write(4, {"loss": 1.0})
+    assert made[2].steps == [4]
 
 
 def test_metrics_are_in_the_group_where_people_look_for_them() -> None:

@@ -32,7 +32,7 @@ from torchbeast.errors import UsageError, expanded
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.learner.plan import plan_of
 from torchbeast.reporting.log_files import read_logs
-from torchbeast.reporting.loggers import FILES, Logger
+from torchbeast.reporting.loggers import LogConfig, Logger
 from torchbeast.reporting.run_folder import RunConfig, RunFolder, Session, is_in_use, raise_failure
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.callbacks import Callback, Callbacks, RunningLearner
@@ -78,6 +78,8 @@ class Learner(RunningLearner):
         *,
         callbacks: Sequence[Callback] = (),
         loggers: Sequence[Logger] = (),
+        log_interval: float = 0.0,
+        disable_tensorboard: bool = False,
         seed: int | None = None,
     ) -> None:
         """Assembles a learner. If log_dir contains a run already, it continues from its model.tar.
@@ -88,19 +90,22 @@ class Learner(RunningLearner):
             log_dir: Folder of the run. Default: the log_dir of the scheme's environments, else a
                 new folder in ~/logs/torchbeast.
             callbacks: Called between steps in this order, see `Callback`.
-            loggers: Get every row of logs.csv too, with the metrics that callbacks add.
+            loggers: Get a row for every update, with the metrics that callbacks add.
+            log_interval: Minimum number of seconds between rows of logs.csv and TensorBoard.
+            disable_tensorboard: Do not write TensorBoard's events.
             seed: Seed of weights, actions and every environment. Default: a random one, which is
                 recorded.
 
         Raises:
-            ValueError: For target_steps below 1.
+            ValueError: For target_steps below 1, or log_interval below 0.
             UsageError: If the run in log_dir does not fit the scheme, or log_dir cannot be used.
         """
         at_least(1, target_steps=target_steps)
         self._callbacks = Callbacks(callbacks)
         self.scheme = scheme
         self.target_steps = target_steps
-        self._loggers = (*FILES, *loggers)
+        log = LogConfig(log_interval=log_interval, disable_tensorboard=disable_tensorboard)
+        self._loggers = (*log.loggers(), *loggers)
         self._config = _run_config(log_dir or scheme.train_envs_factory.log_dir, seed)
         if (earlier := _OPEN.get(self._config.folder)) is not None:
             earlier.close()  # the cell of a notebook that is run again

@@ -195,7 +195,7 @@ class TensorBoardLogger:
         rows = [f"| {name} | {value} |" for name, value in settings.items()]
         table = "\n".join(["| flag | value |", "| --- | --- |", *rows])
         writer.add_text("settings", table, run.step)
-        return TensorBoardLog(writer)
+        return TensorBoardLog(writer, lambda: SummaryWriter(str(run.folder)))
 
 
 @functools.cache
@@ -206,21 +206,32 @@ def _say_missing() -> None:
     )
 
 
+_FIRST_PAUSE_S = 10.0
+
+
 class TensorBoardLog:
     """The events of a run. Used by one thread at a time."""
 
-    def __init__(self, writer: Any) -> None:
-        """writer: a SummaryWriter."""
-        self._writer, self._time = writer, WallTime()
+    def __init__(self, writer: Any, make: Callable[[], Any]) -> None:
+        """writer: a SummaryWriter. make: makes another one, with a file of its own."""
+        self._writer, self._make, self._time = writer, make, WallTime()
+        self._pause, self._next = _FIRST_PAUSE_S, 0.0  # between new writers; when one may be made
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds a scalar for each metric except NaN; see `grouped`.
 
-        Raises OSError if the writer's thread has failed, which then does not write any more.
+        Raises OSError if the writer's thread has failed, which then does not write any more. Later
+        rows go to another writer.
         """
         now = self._time.now()
-        for name, value in grouped(metrics).items():
-            self._writer.add_scalar(name, value, step, walltime=now)
+        try:
+            for name, value in grouped(metrics).items():
+                self._writer.add_scalar(name, value, step, walltime=now)
+        except OSError:
+            if time.monotonic() >= self._next:
+                self._next, self._pause = time.monotonic() + self._pause, 2 * self._pause
+                self._writer = self._make()
+            raise
 
     def close(self) -> None:
         """Writes the last events."""
@@ -485,7 +496,3 @@ class LogConfig(Settings):
         if self.wandb_project is not None:
             charts.append(WandbLogger(self.wandb_project, upload=self.wandb_upload))
         return (table, ThinnedLogger(charts, max(1.0, self.log_interval)))
-
-
-FILES = LogConfig().loggers()
-"""The loggers of every run."""

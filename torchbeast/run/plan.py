@@ -21,7 +21,7 @@ from torchbeast.core.envs.selection import leaf_keys
 from torchbeast.core.envs.tasks import has_tasks
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.reporting.loggers import FILES, DisplayConfig, Logger
+from torchbeast.reporting.loggers import DisplayConfig, LogConfig, Logger
 from torchbeast.reporting.prometheus import MetricsConfig
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.run.assemble import Assembled, LearnerConfig, MakeAgent
@@ -73,7 +73,7 @@ class Plan:
 
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     display: DisplayConfig = field(default_factory=DisplayConfig)
-    loggers: Sequence[Logger] = FILES
+    loggers: Sequence[Logger] = field(default_factory=LogConfig().loggers)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     callbacks: Sequence[Any] = ()
     of_command: Collection[str] = ()
