@@ -43,7 +43,10 @@ def test_a_curve_forgets_updates_as_soon_as_later_ones_have_a_hundred_episodes(
 
 
 def test_a_folder_without_a_run_is_refused_with_a_message(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="it has no logs"):
+    with pytest.raises(UsageError, match="it has no logs.csv$"):
+        plot.curve(tmp_path)
+    write_run(tmp_path / "a", [1.0])  # as in the folder of a sweep
+    with pytest.raises(UsageError, match=f"it has no logs.csv; .* give {tmp_path}/\\*$"):
         plot.curve(tmp_path)
 
 

@@ -214,7 +214,7 @@ def test_a_description_names_every_part() -> None:
         assert part in said
     assert "without waiting" in said and "OnPolicyVTraceBuffer" in said
     central = impala_of(inference="central", **FREE_WORKERS).describe()
-    assert "actions in the learner's process" in central and "actions, of the newest" in central
+    assert "actions in the learner's process" in central and "actions of the newest" in central
     assert "1 process with 2" in scheme_of(col_remote_workers=1).describe()
     assert "in the learner's process" in scheme_of().describe()
 

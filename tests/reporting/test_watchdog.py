@@ -25,7 +25,7 @@ STUCK = [
     (MONO | {"live_workers": 0}, "the workers are starting"),
     (MONO | {"learner_queue_size": 8}, "the learner does not take it"),
     (MONO | {"rollout_queue_size": 4}, "the learner has not returned its last batch"),
-    (MONO | {"waiting_workers": 2}, "all workers wait for the weights of an update"),
+    (MONO | {"waiting_workers": 2}, "the learner is computing an update, and all workers wait"),
     (MONO | {"waiting_workers": 1}, "the environments have not completed a rollout"),
     (MONO | {"replay_fill": 0.1}, "the replay, which is still too small"),
     (MONO | {"replay_fill": 0.0}, "the environments have not completed a rollout"),

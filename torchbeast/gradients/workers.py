@@ -144,7 +144,7 @@ class GradientWorkers(JointLearner):
 
     def _what_it_does(self, index: int, method: str) -> str:
         if index not in self._places:  # its process does not run yet
-            return "has not started (no free resources, or its process is still starting)"
+            return "has been starting (still loading, or without free resources)"
         return f"has been {_DOING.get(method, 'training')}"
 
     def lost_streams(self) -> list[LostStream]:

@@ -328,7 +328,7 @@ class Watchdog:
         if lost:
             return f"{lost} {collectors} were lost and replaced before completing a rollout"
         if status.get("waiting_workers") == count:
-            return "all workers wait for the weights of an update that has not finished"
+            return "the learner is computing an update, and all workers wait for its weights"
         if status.get("replay_fill", 0) > 0 and self._updates == 0:
             return "collecting steps for the replay, which is still too small to sample from"
         return "the environments have not completed a rollout"

@@ -446,12 +446,12 @@ def _ways(scheme: Scheme) -> tuple[str, str]:
     if scheme.learns_from_transitions:
         forward = f"{rollouts.batch_size} replayed steps"
     if scheme.col_remote_workers == 0:
-        return forward, "the newest weights, at every batch"
+        return forward, "weights, before every batch"
     if scheme.is_synchronous:
-        return forward, "the newest weights, at every batch: all workers wait for them"
+        return forward, "weights, before every batch: all workers wait for them"
     if scheme.inference == "central":
-        return forward, "actions, of the newest weights, without waiting for updates"
-    return forward, "the newest weights, at every step, without waiting"
+        return forward, "actions of the newest weights, without waiting for updates"
+    return forward, "the newest weights at every step, without waiting"
 
 
 def _collection(scheme: Scheme) -> list[str]:

@@ -210,7 +210,9 @@ def _overview(names: Iterable[str]) -> str:
 
 def _described(name: str) -> str:
     """Returns the sentence of a preset, and what its record says."""
-    sentence, record = PRESETS[name].sentence, records().get(name)
+    preset, record = PRESETS[name], records().get(name)
+    also = f" Also named {', '.join(preset.also)}." if preset.also else ""
+    sentence = f"{preset.sentence}{also}"
     if record is None:
         return sentence
     score = with_interval(record.score, *record.interval)

@@ -443,7 +443,7 @@ def _misfit(network: Actor, over: Iterable[type[ActionDistribution]], space: str
     needed = " or ".join(_SPACES[distribution] for distribution in over)
     return SpecError(
         f"{type(network).__name__} needs a {needed} action space, got {space}: use dqn or pqn for "
-        "a Discrete, td3 for a Box, sac for both, impala or ppo for any other"
+        "discrete actions, td3 for continuous ones, sac for either, impala or ppo for all others"
     )
 
 
