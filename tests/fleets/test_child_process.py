@@ -120,7 +120,7 @@ def test_a_child_that_nobody_can_watch_is_ended(
             made.append(self)
 
     monkeypatch.setattr(child_process, "started", refused)
-    monkeypatch.setattr(subprocess, "Popen", Popen)
+    monkeypatch.setattr("torchbeast.fleets.child_process.subprocess.Popen", Popen)
     with pytest.raises(RunError, match="no thread"):
         start("echo")
     assert [process.returncode for process in made] == [-signal.SIGKILL]
