@@ -146,6 +146,8 @@ def test_the_first_failure_is_that_a_worker_cannot_start() -> None:
     fleet.worker = started  # type: ignore[method-assign]
     with pytest.raises(RunError, match="no thread"):
         made.start(supervisor)
+    made._dispatcher.run_events()
+    assert fleet.workers[0].calls
     fleet.workers[0].die(WorkerLost("it was ended"))
     made._dispatcher.run_events()
     assert supervisor.failure is None
