@@ -84,7 +84,7 @@ def test_an_agent_of_many_tasks_is_compared_with_specialists_task_by_task(
 def test_few_runs_are_never_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     better, worse = runs(tmp_path / "a", [5.0, 6.0, 7.0]), runs(tmp_path / "b", [1.0, 2.0, 3.0])
     out = said(capsys, better, worse)
-    assert "Inconclusive: 3 runs per task are too few to tell" in out
+    assert "Inconclusive: 3 runs per task are not enough" in out
 
 
 def test_an_interval_across_one_half_tells_nothing_with_any_number_of_runs() -> None:
@@ -143,7 +143,7 @@ def test_tasks_count_equally_on_one_scale(
 
 def test_one_set_is_described_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = said(capsys, runs(tmp_path / "a", [1.0, 2.0, 3.0, 4.0]))
-    assert "2.5 [" in out and "intervals are too narrow" in out and "P(A > B)" not in out
+    assert "2.5 [" in out and "Intervals are too narrow" in out and "P(A > B)" not in out
 
 
 def test_a_link_to_a_run_does_not_count_it_twice(

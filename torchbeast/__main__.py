@@ -20,7 +20,7 @@ PROGRAMS = {
     "plot": "Plot the curves of runs.",
     "sweep": "Train agents with different settings and rank them.",
     "suite": "Train an algorithm on every task of a suite.",
-    "compare": "Compare the scores of two settings.",
+    "compare": "Compare the scores of two configurations.",
     "export": "Export an agent to a file that runs without TorchBeast.",
     "status": "Show the load of environment servers.",
     "bench": "Measure how fast TorchBeast runs on this machine.",

@@ -234,7 +234,7 @@ def verdict(improvement: Estimate, runs: int) -> str:
     if low > 0.5 or high < 0.5:
         if runs >= _FEW:
             return f"{better} is better: {beats}."
-        few = f"{counted(runs, 'run')} per task {'is' if runs == 1 else 'are'} too few to tell"
+        few = f"{counted(runs, 'run')} per task {'is' if runs == 1 else 'are'} not enough"
         return f"Inconclusive: {few}. Train {_FEW} seeds or more."
     # Intervals shrink with the root of the runs. The end beyond 0.5 has to come back to it.
     wider = (value - low if value > 0.5 else high - value) / max(abs(value - 0.5), 1e-9)
@@ -265,7 +265,7 @@ def _print(
     if together is not None and together.improvement is not None:
         print(verdict(together.improvement, fewest))
     elif fewest < _FEW:
-        print(f"With fewer than {_FEW} runs of a task, intervals are too narrow.")
+        print(f"Intervals are too narrow with fewer than {_FEW} runs per task.")
     for task in comparisons:
         ends = [run.step for runs in sets for run in runs.tasks[task]]
         if max(ends) > _SAME_LENGTH * min(ends):

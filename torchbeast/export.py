@@ -54,7 +54,7 @@ def run(flags: ExportFlags) -> int:
     show_output()
     env = EnvSpec(flags.env, flags.env_kwargs)
     written = export(flags.run, flags.file, env, flags.precision)
-    print(f"Verified: {written} matches the agent on {NUM_STEPS} steps of its environments")
+    print(f"Verified: {written} matches the agent over {NUM_STEPS} environment steps")
     return EXIT_DONE
 
 

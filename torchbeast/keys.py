@@ -129,7 +129,7 @@ def _what_goes_where(folder: Path, days: int) -> str:
 Saved to {folder}, readable only by its owner. Copy over a secure connection (scp):
   to machines that listen     server.pem server-key.pem ca.pem token
   to machines that connect    client.pem client-key.pem ca.pem token
-  nowhere                     ca-key.pem: anyone who has it can create certificates
+  do not copy                 ca-key.pem: anyone who has it can issue certificates
 The program that listens, polybeast_learner or polybeast_env, prints the command of the other side:
   --listen 0.0.0.0:50051 --tls_cert server.pem --tls_key server-key.pem --tls_client_ca ca.pem \\
     --token_file token

@@ -195,7 +195,7 @@ def curve(folder: Path, clock: bool = False, column: str = RETURN) -> Points:
     if not folder.exists():
         raise UsageError(f"there is no run at {folder}: {runs_next_to(folder)}")
     if not (folder.is_file() or (folder / "logs.csv").exists()):
-        hint = f"; for the runs in it, give {folder}/*" if [*folder.glob("*/logs.csv")] else ""
+        hint = f"; for the runs in it, give {folder}/*" if any(folder.glob("*/logs.csv")) else ""
         raise UsageError(f"{folder} is not the folder of a run: it has no logs.csv{hint}")
     is_kept = folder.is_file()
     recent: deque[tuple[float, float]] = deque(maxlen=_SMOOTHED_KEPT if is_kept else _SMOOTHED)

@@ -58,7 +58,7 @@ def plan_of(flags: RayBeastFlags, supervisor: Supervisor, ending: ExitStack) -> 
     fleet.reserve_for_learner()
     num_envs = flags.ray.num_envs or flags.ray.usual_environments(workers)
     flags = with_values(flags, {"num_envs": num_envs})  # recorded, so that a resumed run keeps it
-    say(f"{fleet}; {workers} actors of {num_envs} environments.")
+    say(f"{fleet}; {num_envs} environments in {workers} actors.")
     collection = ClusterCollection(
         num_envs=num_envs,
         processes=workers,

@@ -207,6 +207,5 @@ def test_the_program_says_on_what_the_file_was_checked(
         runpy.run_module("torchbeast.export", run_name="__main__", alter_sys=True)
     assert ended.value.code == 0 and file.exists()
     assert (
-        capsys.readouterr().out
-        == f"Verified: {file} matches the agent on 32 steps of its environments\n"
+        capsys.readouterr().out == f"Verified: {file} matches the agent over 32 environment steps\n"
     )

@@ -157,7 +157,7 @@ def test_ctrl_c_saves_and_leaves_the_users_cluster_as_it_was(
     ("more", "env", "code", "words"),
     [
         (["--num_workers", "3"], "Catch", 2, ["3 Ray actors", "1 node with 2 CPUs"]),
-        (["--learner_gpus", "1"], "Catch", 2, ["--learner_gpus 1 are more", "0 GPUs"]),
+        (["--learner_gpus", "1"], "Catch", 2, ["--learner_gpus 1 are not free on this machine"]),
         (
             ["--unroll_length", "90000"],
             "Catch",

@@ -241,7 +241,7 @@ def test_a_run_that_fails_in_its_first_update_tells_the_line_and_leaves_no_check
     told = str(error.value)
     assert told.startswith("learner-0: Traceback") and 'raise KeyError("a bug")' in told
     assert f'File "{__file__}"' in told and "optimiser_step.py" not in told
-    assert told.endswith(f"\nMore is in {tmp_path / 'run' / 'out.log'}")
+    assert told.endswith(f"\nSee {tmp_path / 'run' / 'out.log'} for details")
     said = capsys.readouterr().out
     assert not list((tmp_path / "run").glob("*.tar")) and "Trained for" not in said
     assert "torchbeast.plot" not in said and "--xpid" not in said

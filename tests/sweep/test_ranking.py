@@ -78,7 +78,7 @@ def test_settings_without_an_episode_come_last(tmp_path: Path) -> None:
 
 def test_the_csv_has_every_agent_with_its_rank(tmp_path: Path) -> None:
     rows = [row(tmp_path, 1.0, seed="1", env="a,b"), row(tmp_path, 2.0, seed="1", env="c")]
-    rows[0].report = {"why": "Traceback:\n  line\nValueError: why\nMore is in out.log"}
+    rows[0].report = {"why": "Traceback:\n  line\nValueError: why\nSee out.log for details"}
     rows[0].end()
     first, second = csv.DictReader(io.StringIO(as_csv(ranked(rows))))
     assert (first["rank"], first["env"], first["mean_return"]) == ("1", "c", "2.0")
@@ -115,7 +115,7 @@ ERROR = "ValueError: no"
         (f"{KILLED}; last output:\n  all is well", KILLED),
         (f"worker 0: {KILLED}; last output:\n  all is well", f"worker 0: {KILLED}"),
         (f"process 7 exited with code 1; last output:\n  Traceback\n  {ERROR}", ERROR),
-        (f"Traceback:\n  line\n{ERROR}\nMore is in out.log", ERROR),
+        (f"Traceback:\n  line\n{ERROR}\nSee out.log for details", ERROR),
         ("", ""),
     ],
 )

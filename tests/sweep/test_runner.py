@@ -72,7 +72,7 @@ def test_so_many_agents_run_at_a_time_and_the_next_when_one_has_ended(tmp_path: 
 
 def test_an_agent_that_fails_says_why_and_the_others_go_on(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, 3)
-    failed = {"ended": True, "why": "worker 0: ValueError: no\nMore is in /x/out.log"}
+    failed = {"ended": True, "why": "worker 0: ValueError: no\nSee /x/out.log for details"}
     run(
         rows,
         1,
@@ -156,12 +156,12 @@ def test_an_agent_waits_for_a_process_that_still_runs_in_its_folder(tmp_path: Pa
 @pytest.mark.parametrize(
     ("agents", "parallel", "cores", "expected"),
     [
-        (4, None, 2, "2 at a time, with 1 core each"),
-        (4, None, 16, "4 at a time, with 4 cores each"),
-        (1, None, 16, "1 at a time, with 16 cores each"),
-        (30, 30, 2, "30 at a time, with 1 core each"),
-        (30, 3, 16, "3 at a time, with 5 cores each"),
-        (2, 8, 16, "2 at a time, with 8 cores each"),
+        (4, None, 2, "2 at a time, 1 core each"),
+        (4, None, 16, "4 at a time, 4 cores each"),
+        (1, None, 16, "1 at a time, 16 cores each"),
+        (30, 30, 2, "30 at a time, 1 core each"),
+        (30, 3, 16, "3 at a time, 5 cores each"),
+        (2, 8, 16, "2 at a time, 8 cores each"),
     ],
 )
 def test_agents_at_a_time_share_the_cores(

@@ -236,7 +236,7 @@ def _larger_batches(collection: CollectionPlan) -> str:
         return _more_processes(collection)
     # polybeast_learner has num_envs too, but it does not make environments.
     whose = " of polybeast_env" if collection.processes is None else ""
-    threads = "" if collection.acts_where_it_steps else ", or on a GPU num_inference_threads"
+    threads = "" if collection.acts_where_it_steps else " or, on a GPU, raise num_inference_threads"
     return f"raise num_envs{whose} for larger batches{threads}"
 
 

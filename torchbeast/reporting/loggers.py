@@ -15,7 +15,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -230,7 +230,8 @@ class TensorBoardLog:
         except OSError:
             if time.monotonic() >= self._next:
                 self._next, self._pause = time.monotonic() + self._pause, 2 * self._pause
-                self._writer = self._make()
+                with suppress(RuntimeError):  # no thread may start: the next try comes later
+                    self._writer = self._make()
             raise
 
     def close(self) -> None:

@@ -465,5 +465,5 @@ def raise_failure(failure: Failure | None, folder: RunFolder | None = None) -> N
         said = without_our_frames(str(failure))
     elif failure.origin:
         said = f"{failure.origin}: {said}"
-    where = f"\nMore is in {folder.path / 'out.log'}" if folder else ""
+    where = f"\nSee {folder.path / 'out.log'} for details" if folder else ""
     raise RunError(f"{said}{where}") from failure.error

@@ -107,7 +107,7 @@ def runner_here(
         row.begin()
         return process_here(row.agent, more, environment_of_share(share), row.on_report)
 
-    how = f"{at_once} at a time, with {share} core{'s' if share > 1 else ''} each"
+    how = f"{at_once} at a time, {share} core{'s' if share > 1 else ''} each"
     return Runner(how, at_once, start, asha)
 
 

@@ -107,7 +107,8 @@ class AgentRow:
         lines = [line.strip() for line in self.why.splitlines() if line.strip()]
         if lines and KILLED in lines[0]:
             return lines[0].partition(";")[0]
-        return next((line for line in reversed(lines) if not line.startswith("More is in ")), "")
+        errors = (line for line in reversed(lines) if not line.endswith("out.log for details"))
+        return next(errors, "")
 
     @property
     def cells(self) -> dict[str, str]:
