@@ -259,7 +259,7 @@ def _print(
         counts = " and ".join(str(len(runs.tasks[task])) for runs in sets)
         table.add_row(task, counts, *_cells(of_task))
     if together is not None:
-        table.add_row("all, on a scale from 0 to 1", "", *_cells(together))
+        table.add_row("all (normalised)", "", *_cells(together))
     print_table(table)
     fewest = min(len(runs.tasks[task]) for runs in sets for task in comparisons)
     if together is not None and together.improvement is not None:

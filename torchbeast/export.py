@@ -28,12 +28,12 @@ class ExportFlags:
     """Exports the agent of a run to a file that runs without TorchBeast."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Name or folder of the run (its newest checkpoint), a checkpoint in it, or zoo:PRESET."""
+    """Name or folder of a run, whose newest checkpoint is used, a checkpoint, or zoo:PRESET."""
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """The file to write: policy.pt2 for torch.export, policy.onnx for ONNX."""
     precision: Precision = "float32"
     """Precision of the network's features in a .pt2 file; auto: bfloat16 if this machine supports
-    it. An .onnx file has float32."""
+    it. An .onnx file always uses float32."""
     env: str = ""
     """Environment of the run. Only needed for your own package.module:factory with keyword
     arguments."""

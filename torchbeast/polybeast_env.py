@@ -125,13 +125,13 @@ def _metrics(servers: EnvServers, plans: Sequence[ServerPlan]) -> list[Metric]:
 
 def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) -> str:
     """Describes the served environments, with the command for the learner."""
-    what = f"Serving {counted(num_envs, 'environment')} of {flags.environment.spec.name}"
+    what = f"Serving {counted(num_envs, f'{flags.environment.spec.name} environment')}"
     if flags.servers.learner is not None:
         return f"{what} to the learner at {flags.servers.learner}. Press Ctrl-C to stop."
     first, last = addresses[0], addresses[-1]
     where = first if first == last else f"{first} to {last}"
     learn = f"{command('polybeast_learner')}{_flags_of_learner(flags)}"
-    return f"{what} at {where}. Press Ctrl-C to stop.\nStart a learner with: {learn}"
+    return f"{what} on {where}. Press Ctrl-C to stop.\nStart a learner with: {learn}"
 
 
 def _flags_of_learner(flags: PolyBeastEnvFlags) -> str:

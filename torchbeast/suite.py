@@ -165,7 +165,7 @@ class SuiteFlags(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         is_zoo = self.suite == ZOO
-        require(is_zoo or self.only == _ALL, "only chooses presets of the zoo: use the suite zoo")
+        require(is_zoo or self.only == _ALL, "only is for presets of the zoo: use the suite zoo")
         require(
             not is_zoo or self.preset is None, "the zoo trains presets: use --only, not --preset"
         )

@@ -123,8 +123,8 @@ def _limit_beyond_stages(
     if busy < _IDLE * cores:
         return Verdict(
             "waiting",
-            f"Waiting limits speed: {below}, and {busy:.1f} of {cores} cores are busy; more "
-            "--num_envs give them work.",
+            f"Waiting limits speed: {below}, and {busy:.1f} of {cores} cores are busy; raise "
+            "--num_envs.",
         )
     return Verdict(
         "sharing",

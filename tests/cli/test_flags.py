@@ -144,11 +144,11 @@ UNSAFE = {
         (["--learner", "a:1", "--listen", "b:1"], "--listen and --learner are different ways"),
     ],
     "polybeast_learner": [
-        (["--env_servers", "a:1"], "--env_servers needs --tls_ca, the authority of the servers'"),
+        (["--env_servers", "a:1"], "--env_servers needs --tls_ca, the servers' CA certificate"),
         (["--env_servers", "a:1", "--token_file", "t"], "--env_servers needs --tls_ca"),
         (["--env_servers", "a:1", *CLIENT, "--insecure"], "--insecure means TCP without TLS"),
         (["--env_servers", "a:1", *CLIENT, "--tls_cert", "c"], "belong together: set both"),
-        (["--env_servers", "a:1", *TLS], "--env_servers needs --tls_ca, the authority of the serv"),
+        (["--env_servers", "a:1", *TLS], "--env_servers needs --tls_ca, the servers' CA certif"),
         (["--env_servers", "a:1", "--pipes_basename", "unix:/a"], "use one of them"),
         (["--token_file", "t"], "they need --env_servers"),
         (["--insecure"], "they need --env_servers"),
@@ -302,6 +302,11 @@ def test_a_wrong_flag_is_refused_in_one_sentence(args: list[str], sentence: str)
     message = str(error.value)
     assert sentence in message
     assert "\n" not in message and "│" not in message
+
+
+def test_missing_arguments_are_named_without_their_help() -> None:
+    with pytest.raises(UsageError, match=r"^missing RUN, FILE\. See --help\.$"):
+        parse(ExportFlags, "export", [])
 
 
 OTHERS = [

@@ -38,7 +38,7 @@ def test_the_example_learns_cartpole_from_servers_in_another_terminal(workshop: 
     servers = workshop.start(
         "polybeast_env", "--env", "CartPole-v1", "--num_servers", "2", "--num_envs", "16"
     )
-    servers.wait_for("Serving 16 environments")
+    servers.wait_for("Serving 16 ")
     code, said = workshop.run("polybeast_learner", *SHARED, *CARTPOLE, timeout=LONG)
     assert code == 0, said
     assert_the_run_has_learnt(workshop, "polybeast_learner")

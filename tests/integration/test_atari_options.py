@@ -48,7 +48,7 @@ def test_atari_flags_reach_the_processes_and_the_checkpoint(
 @pytest.mark.long
 def test_polybeast_learner_records_the_atari_flags_of_its_servers(workshop: Workshop) -> None:
     servers = workshop.start("polybeast_env", *GAME, "--num_servers=1", "--num_envs=2")
-    servers.wait_for("Serving 2 environments")
+    servers.wait_for("Serving 2 ")
     code, said = workshop.run("polybeast_learner", *SMALL)
     assert code == 0, said
     check_what_is_left(workshop)

@@ -56,7 +56,7 @@ def test_catch_is_learnt_from_hosts_that_dial_in_and_end_with_the_run(
     """The hosts are there first."""
     hosts = [host(workshop, keys, port, 2, 12, "Catch"), host(workshop, keys, port, 1, 4, "Catch")]
     for one, envs in zip(hosts, (12, 4), strict=True):
-        one.wait_for(f"Serving {envs} environments of Catch to the learner at localhost:{port}")
+        one.wait_for(f"Serving {envs} Catch environments to the learner at localhost:{port}")
     learner = workshop.start(
         *("polybeast_learner", "--preset", "catch", "--xpid", "a", *of_door(keys, port)),
         *("--num_envs", "16", "--total_steps", "60000"),

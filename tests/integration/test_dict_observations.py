@@ -60,7 +60,7 @@ def test_polybeast_learner_learns_and_evaluates_what_the_servers_selected(
 ) -> None:
     env = ["--env", "environments:Worded", *KEYS]
     servers = workshop.start("polybeast_env", "--num_servers", "1", "--num_envs", "2", *env)
-    servers.wait_for("Serving 2 environments")
+    servers.wait_for("Serving 2 ")
     code, said = workshop.run("polybeast_learner", *SMALL, "--total_steps", "80")
     assert code == 0, said
     code, said = workshop.run("polybeast_learner", "--mode", "test", "--xpid", "a")

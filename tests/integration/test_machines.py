@@ -53,7 +53,7 @@ def test_a_learner_and_two_hosts_learn_over_tls_and_tell_no_secret(
     for address, count, envs in zip(hosts, (2, 1), (12, 4), strict=True):
         args = ["--listen", address, "--num_servers", str(count), "--num_envs", str(envs)]
         servers = workshop.start("polybeast_env", "--env", "Catch", *args, *of_servers(keys))
-        servers.wait_for(f"Serving {envs} environments of Catch at {address}")
+        servers.wait_for(f"Serving {envs} Catch environments on {address}")
         said = servers.wait_for(f"polybeast_learner --env_servers {address} --tls_ca ca.pem")
         assert "--token_file token" in said.string
     named = ["--env_servers", ",".join(hosts), *of_learner(keys)]
@@ -289,7 +289,7 @@ def test_the_status_of_an_absent_server_is_a_failure(capsys: pytest.CaptureFixtu
     said = capsys.readouterr().out
     assert said.startswith(f"no environment server answers at {address} (waited 0.1 s): start")
     assert status.main([address]) == 2
-    assert "--insecure on a network that is protected in another way" in capsys.readouterr().err
+    assert "--insecure if the network is already protected" in capsys.readouterr().err
 
 
 def test_nothing_but_our_sentence_is_said_of_a_port_without_tls(
@@ -300,7 +300,7 @@ def test_nothing_but_our_sentence_is_said_of_a_port_without_tls(
     with serving(lambda: make("Catch", 1), address):
         code, said = workshop.run("status", address, "--tls_ca", keys.ca, "--timeout", "2")
     assert code == 1
-    assert said.startswith(f"{address}: that port does not use TLS: start the listening side")
+    assert said.startswith(f"{address}: this port does not use TLS: start the listening side")
     assert said.count("\n") == 1
 
 
@@ -320,7 +320,7 @@ def test_the_status_of_several_hosts_has_all_in_the_order_of_the_command(
 
 def test_the_status_of_the_servers_of_this_user_needs_no_flag(workshop: Workshop) -> None:
     servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "2")
-    servers.wait_for("Serving 2 environments")
+    servers.wait_for("Serving 2 ")
     code, said = workshop.run("status")
     assert code == 0 and said.count(" Catch ") == 2, said
     servers.send(signal.SIGINT)

@@ -43,7 +43,7 @@ def test_printed_commands_work_for_a_run_whose_servers_were_started_apart(
     workshop: Workshop,
 ) -> None:
     servers = workshop.start("polybeast_env", *OWN, "--num_servers", "1", "--num_envs", "2")
-    servers.wait_for("Serving 2 environments")
+    servers.wait_for("Serving 2 ")
     args = [*SMALL[2:], "--xpid", "a", "--total_steps", "200"]
     code, said = workshop.run("polybeast_learner", *args)
     assert code == 0, said

@@ -85,7 +85,7 @@ def test_servers_and_learners_of_torchrun_tell_no_secret(workshop: Workshop, key
     address = f"127.0.0.1:{free_port()}"
     counts = ["--num_servers", "1", "--num_envs", "4", "--listen", address]
     servers = workshop.start("polybeast_env", "--env", "Catch", *counts, *of_servers(keys))
-    servers.wait_for("Serving 4 environments")
+    servers.wait_for("Serving 4 ")
     where = ["--env_servers", address, *of_learner(keys)]
     both = workshop.start("polybeast_learner", *ENDLESS, *where, by=TORCHRUN)
     both.wait_for(LEARNING)
@@ -105,7 +105,7 @@ def test_a_host_that_dials_in_and_its_learner_tell_no_secret(
 ) -> None:
     port = free_port()
     one = host(workshop, keys, port, 1, 4, "Catch")
-    one.wait_for("Serving 4 environments")
+    one.wait_for("Serving 4 ")
     learner = workshop.start("polybeast_learner", *ENDLESS, *of_door(keys, port))
     learner.wait_for(LEARNING)
     replace_a_server(workshop, one)

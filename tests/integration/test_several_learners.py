@@ -28,7 +28,7 @@ def servers(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> Program:
     monkeypatch.setenv("TMPDIR", str(workshop.folder))  # where a killed rank leaves its folder
     counts = ["--num_servers", "2", "--num_envs", "4"]
     started = workshop.start("polybeast_env", "--env", "Catch", *counts)
-    started.wait_for("Serving 4 environments")
+    started.wait_for("Serving 4 ")
     return started
 
 
@@ -72,7 +72,7 @@ def test_learners_on_several_machines_are_all_started_again_and_resume(
     monkeypatch.setenv("TMPDIR", str(workshop.folder))
     served, meeting = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     where = ["--num_servers", "1", "--num_envs", "2", "--listen", served, "--insecure"]
-    workshop.start("polybeast_env", "--env", "Catch", *where).wait_for("Serving 2 environments")
+    workshop.start("polybeast_env", "--env", "Catch", *where).wait_for("Serving 2 ")
     torchrun = [*TORCHRUN[:3], "--nproc_per_node=1", "--nnodes=2", "--max_restarts=1"]
     torchrun += ["--rdzv_backend=c10d", f"--rdzv_endpoint={meeting}", TORCHRUN[-1]]
     run = [*SMALL, "--checkpoint_interval", "1", "--total_steps", "20000"]

@@ -62,7 +62,7 @@ def test_a_cluster_gets_as_many_workers_as_fit_its_nodes(
 @pytest.mark.parametrize(
     ("settings", "where", "words"),
     [
-        ({"num_workers": 6}, TWO, ["6 Ray actors", "2 nodes with 5 CPUs", "10.0.0.2 3 CPUs"]),
+        ({"num_workers": 6}, TWO, ["6 Ray actors", "2 nodes with 5 CPUs", "10.0.0.2: 3 CPUs"]),
         ({"num_workers": 6}, TWO, ["use num_workers 5, or fewer CPUs"]),
         ({"num_workers": 6, "address": "auto"}, TWO, ["min_workers, so that the others start"]),
         ({"num_workers": 9, "min_workers": 6}, TWO, ["6 Ray actors"]),
@@ -82,7 +82,7 @@ def test_too_little_room_is_a_sentence_that_says_what_there_is(
 def test_many_nodes_are_not_all_named() -> None:
     many = room(*[node(1.0, host=f"10.0.0.{i}") for i in range(100)])
     assert "100 nodes with 100 CPUs" in str(many)
-    assert "10.0.0.7 1 CPU, ..." in str(many) and "10.0.0.8" not in str(many)
+    assert "10.0.0.7: 1 CPU, ..." in str(many) and "10.0.0.8" not in str(many)
 
 
 @pytest.mark.parametrize(

@@ -152,13 +152,13 @@ def test_the_use_of_cores_is_that_of_the_time_between_two_readings() -> None:
         (0.2, 0.25, 0.1, 2, "waiting 80 %: raise num_envs and num_workers; this run uses 0.2 of 2"),
         (0.2, 0.25, 1.0, 2, "waiting 80 %: raise num_envs and num_workers; this run uses 0.2 of 2"),
         # they compute: on all cores, on two of four, and for half of the time
-        (1.9, 2.9, 0.97, 2, "busy 80 %: all 2 cores are in use; only more cores or a faster"),
+        (1.9, 2.9, 0.97, 2, "busy 80 %: all 2 cores are busy; only more cores or a faster"),
         (2.1, 2.1, 0.55, 4, "busy 80 %: raise num_workers; 2 of 4 cores step environments"),
         (1.0, 1.1, 0.5, 2, "busy 80 %: raise num_envs and num_workers; this run uses 1.0 of 2"),
         # they compute, but other programs use most of the cores
         (0.8, 2.6, 1.0, 2, "other programs use 1.2 of the 2 cores (learner idle 62 %, workers"),
         # the cores are in use by this run's four processes, and a little by others
-        (3.6, 4.0, 0.98, 4, "busy 80 %: all 4 cores are in use; only more cores or a faster"),
+        (3.6, 4.0, 0.98, 4, "busy 80 %: all 4 cores are busy; only more cores or a faster"),
     ],
 )
 def test_waiting_in_steps_is_told_from_computing(
@@ -183,7 +183,7 @@ def test_environments_of_other_programs_are_not_taken_for_the_run_s_own() -> Non
     )
     raised = "environments busy 80 %: raise num_envs and num_servers of polybeast_env"
     assert said(idle, here).endswith(raised)
-    assert "all 2 cores are in use" in said(full, here)
+    assert "all 2 cores are busy" in said(full, here)
     for found in (idle, full, STARVED):
         assert said(found, elsewhere).endswith(f"{raised}, or add hosts if their cores are in use")
 
@@ -192,7 +192,7 @@ def test_on_a_cluster_the_cores_of_its_workers_count_not_those_of_the_learner() 
     cluster = setup("raybeast", processes=16, cores=16, is_local=False)
     waiting = STARVED._replace(own=0.9, wanted=0.9, used=1.0)
     assert "raise num_envs and num_workers; this run uses 0.9 of 16" in said(waiting, cluster)
-    assert "all 16 cores are in use" in said(STARVED._replace(own=15.0, used=0.1), cluster)
+    assert "all 16 cores are busy" in said(STARVED._replace(own=15.0, used=0.1), cluster)
 
 
 def test_a_large_policy_lag_is_part_of_the_diagnosis() -> None:
@@ -211,7 +211,7 @@ def test_more_processes_are_only_recommended_if_cores_are_free() -> None:
         "raise num_workers; 2 of 4 cores step environments"
     )
     full = said(STARVED, setup(cores=2))
-    assert "all 2 cores are in use; only more cores or a faster environment would help" in full
+    assert "all 2 cores are busy; only more cores or a faster environment would help" in full
 
 
 def test_with_one_environment_per_process_more_environments_are_recommended() -> None:
@@ -272,12 +272,12 @@ def test_with_lost_streams_the_diagnosis_is_their_loss() -> None:
     assert diagnose_lost_streams([], live=4) is None
     one = diagnose_lost_streams([LostStream("unix:/a.1", 12.3)], live=3)
     assert one is not None and one.limit == "lost"
-    assert one.sentence == ("Lost 1 of 4 streams 12 s ago: unix:/a.1; reconnecting")
+    assert one.sentence == ("Lost 1 of 4 streams (12 s ago): unix:/a.1; reconnecting")
     many = diagnose_lost_streams(
         [LostStream(f"unix:/a.{i // 2}", 10.0 + i) for i in range(10)], live=0
     )
     assert many is not None and many.sentence == (
-        "Lost all 10 streams, the first 19 s ago: unix:/a.0, unix:/a.1, unix:/a.2 and 2 more; "
+        "Lost all 10 streams (the first 19 s ago): unix:/a.0, unix:/a.1, unix:/a.2 and 2 more; "
         "reconnecting"
     )
 

@@ -98,7 +98,7 @@ def test_lost_streams_and_warnings_are_in_out_log_once(tmp_path: Path, suppresse
     run.finish(successful=True)
     logged = [line.partition("] ")[2] for line in (run.path / "out.log").read_text().splitlines()]
     assert logged == [
-        "Lost 1 of 2 streams 12 s ago: here:50; reconnecting",
+        "Lost 1 of 2 streams (12 s ago): here:50; reconnecting",
         "no lost streams remain; 4 are connected",
         "Warning: nothing moves",
     ]
@@ -187,7 +187,7 @@ def test_lost_streams_are_reported_at_once_with_the_time_since() -> None:
     ]
     assert [line for line in lines if not line.startswith("steps")] == [
         "add servers",
-        "Lost 2 of 4 streams, the first 12 s ago: unix:/a.2, unix:/a.1; reconnecting",
+        "Lost 2 of 4 streams (the first 12 s ago): unix:/a.2, unix:/a.1; reconnecting",
     ]
 
 

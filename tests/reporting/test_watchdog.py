@@ -105,7 +105,7 @@ def test_hanging_workers_are_named_in_a_stall_unless_the_learner_causes_it() -> 
 
 
 def test_lost_streams_are_named_instead_of_queues() -> None:
-    lost = "Lost 2 of 2 streams 65 s ago: unix:/a.0"
+    lost = "Lost 2 of 2 streams (65 s ago): unix:/a.0"
     watchdog = Watchdog(now=0.0, batch_size=BATCH_SIZE)
     watchdog.check(0, POLY, 0.0)
     said = watchdog.check(0, POLY | {"live_streams": 0, "lost_streams": 2}, 80.0, lost)

@@ -72,13 +72,13 @@ def test_a_learner_finds_servers_over_tls_and_over_plain_tcp(keys: Keys, tcp: st
 def test_plain_text_to_a_port_of_tls_names_the_missing_flag(keys: Keys, tcp: str, ca: bool) -> None:
     client_ca = {"tls_client_ca": keys.ca} if ca else {}
     with served(tcp, tls_cert=keys.cert, tls_key=keys.key, **client_ca):
-        with pytest.raises(RunError, match=f"^{tcp}: that port uses TLS: replace --insecure"):
+        with pytest.raises(RunError, match=f"^{tcp}: this port uses TLS: replace --insecure"):
             found(tcp)
 
 
 def test_tls_to_a_port_of_plain_text_names_the_flags_of_the_servers(keys: Keys, tcp: str) -> None:
     with served(tcp):
-        with pytest.raises(RunError, match=f"^{tcp}: that port does not use TLS: start .*tls_cert"):
+        with pytest.raises(RunError, match=f"^{tcp}: this port does not use TLS: start .*tls_cert"):
             found(tcp, tls_ca=keys.ca)
 
 
@@ -137,7 +137,7 @@ def test_a_learner_whose_certificate_is_missing_or_foreign_is_told_so(
 def test_a_learner_without_the_token_is_told_so(keys: Keys, tcp: str) -> None:
     files = {"tls_cert": keys.cert, "tls_key": keys.key, "token_file": keys.token}
     with served(tcp, **files):
-        with pytest.raises(RunError, match=f"{tcp}: it requires a token: give --token_file"):
+        with pytest.raises(RunError, match=f"{tcp}: it requires a token: pass --token_file"):
             found(tcp, tls_ca=keys.ca)
 
 

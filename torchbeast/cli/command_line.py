@@ -522,8 +522,12 @@ def _first_sentence(box: str) -> str:
     On a terminal that cannot draw a box, lines of dashes separate the sections.
     """
     texts = [line.strip(_BOX) for line in box.splitlines()[1:]]
-    section = dropwhile(lambda text: not text.strip("-"), texts)
-    return " ".join(takewhile(lambda text: text.strip("-"), section))
+    rest = dropwhile(lambda text: not text.strip("-"), texts)
+    section = [*takewhile(lambda text: text.strip("-"), rest)]
+    if section and section[0].startswith("Missing from"):  # each name is followed by its help
+        names = [text for text in section if text.isupper() and text.isidentifier()]
+        return f"missing {', '.join(names)}"
+    return " ".join(section)
 
 
 def flag_names(flags_type: type) -> list[str]:

@@ -170,11 +170,11 @@ def describe_lost_streams(streams: Sequence[LostStream], live: int) -> str:
         return ""
     is_all = not live and len(streams) > 1
     count = f"all {len(streams)}" if is_all else f"{len(streams)} of {len(streams) + live}"
-    ago = since(streams).removeprefix("lost")
+    ago = since(streams).removeprefix("lost ").removeprefix("lost, ")
     where = first_of(list(dict.fromkeys(stream.where for stream in streams)))
     why = max(streams, key=lambda stream: stream.seconds).why  # of the stream that was lost first
     return (
-        f"Lost {count} streams{ago}: {where}{f' ({why})' if why else ''}; reconnecting"
+        f"Lost {count} streams ({ago}): {where}{f' ({why})' if why else ''}; reconnecting"
         f"{_end(streams)}"
     )
 
@@ -193,7 +193,7 @@ def _end(streams: Sequence[LostStream]) -> str:
     return (
         f". Giving up in {short.seconds:.0f} s unless at least "
         f"{counted(short.needed, 'stream')}{short.of} {'is' if short.needed == 1 else 'are'} "
-        f"connected (--min_streams), now {short.connected}"
+        f"connected (--min_streams; currently {short.connected})"
     )
 
 

@@ -80,7 +80,7 @@ class Room(NamedTuple):
     free_cpus: float  # of all nodes
 
     def __str__(self) -> str:
-        each = [f"{node.host} {_resources(node.cpus, node.gpus)}" for node in self.nodes]
+        each = [f"{node.host}: {_resources(node.cpus, node.gpus)}" for node in self.nodes]
         shown = ", ".join(each[:_SHOWN]) + (", ..." if len(each) > _SHOWN else "")
         cpus = sum(node.cpus for node in self.nodes)
         return (

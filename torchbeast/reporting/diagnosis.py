@@ -221,7 +221,7 @@ def _faster_environments(shares: Shares, collection: CollectionPlan) -> str:
         return f"raise num_envs and {collection.of_processes}; {run}"
     if has_free_cores and not used >= _FULL:
         return _more_processes(collection)
-    return f"all {cores} cores are in use; only more cores or a faster environment would help"
+    return f"all {cores} cores are busy; only more cores or a faster environment would help"
 
 
 def _more_processes(collection: CollectionPlan) -> str:

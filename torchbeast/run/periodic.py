@@ -332,7 +332,7 @@ class Scores:
         called if it is kept.
         """
         returns, lengths = played.returns, played.lengths
-        result = f"mean return {played.mean:.2f}, from {min(returns):g} to {max(returns):g}"
+        result = f"mean return {played.mean:.2f} (min {min(returns):g}, max {max(returns):g})"
         if played.scores is not None:  # of tasks whose returns are on other scales
             result = f"score {played.mean:.3f}"
         message = (

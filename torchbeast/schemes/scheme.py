@@ -334,8 +334,8 @@ class Scheme:
             "collection": _collection(self),
             "storage": _storage(self),
             "learner": _learner(self),
-            "forward": [f"{forward} for each update"],
-            "back": [back],
+            "collection to learner": [f"{forward} for each update"],
+            "learner to collection": [back],
         }
         return "\n".join("\n  ".join([name, *lines]) for name, lines in sections.items())
 

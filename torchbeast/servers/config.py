@@ -186,7 +186,7 @@ class SecurityConfig:
 
     insecure: bool = setting(False, "connection")
     """Use TCP without TLS. Anyone on the network can then read and change everything, including the
-    token. Use it only on networks that are protected in another way, such as a VPN."""
+    token. Use it only on networks that are already protected, for example by a VPN."""
     tls_ca: str | None = setting(None, "connection")
     """Connecting side: PEM file of the certificate authority that signed the other side's
     certificate. That certificate must contain its host name."""
@@ -229,7 +229,7 @@ class SecurityConfig:
         require(
             self.tls_cert is not None or self.insecure,
             f"listen needs tls_cert and tls_key ({command('keys')} makes them), or --insecure on "
-            "a network that is protected in another way",
+            "a network that is already protected",
         )
         require(
             bool(self.token_file or self.tls_client_ca or self.insecure),
@@ -248,8 +248,8 @@ class SecurityConfig:
         )
         require(
             self.tls_ca is not None or self.insecure,
-            f"{flag} needs tls_ca, the authority of {whom} certificates, or --insecure on a "
-            "network that is protected in another way",
+            f"{flag} needs tls_ca, {whom} CA certificate, or --insecure if the network is "
+            "already protected",
         )
         return self
 

@@ -30,10 +30,10 @@ _KEYS = f"{command('keys')} creates one"
 
 _CONNECT_S = 3.0
 _PORT_OF_TLS = (
-    "that port uses TLS: replace --insecure with --tls_ca and the certificate of its authority"
+    "this port uses TLS: replace --insecure with --tls_ca and the CA certificate of the other side"
 )
 _NO_TLS = (
-    "that port does not use TLS: start the listening side with --tls_cert and --tls_key, or use "
+    "this port does not use TLS: start the listening side with --tls_cert and --tls_key, or use "
     "another port"
 )
 _CERTIFICATE_WANTED = (

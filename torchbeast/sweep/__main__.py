@@ -102,7 +102,7 @@ def _train(
     with ExitStack() as ending:
         runner, replay = _runner(ending, rows, plan.config)
         folder = rows[0].agent.folder.parent
-        title = f"{folder.name}: agents of {rows[0].agent.program} ({len(rows)}), {runner.how}"
+        title = f"{folder.name}: {len(rows)} runs of {rows[0].agent.program}, {runner.how}"
         print(f"{title}. Saved to {folder}", flush=True)
         board = ending.enter_context(Board(title, rows))
 
