@@ -145,7 +145,7 @@ def test_without_a_terminal_a_line_tells_each_change_and_sometimes_the_figures(
         made.begin()
         board.show(now=1.0)
         board.show(now=2.0)
-        assert stream.getvalue() == "seed=1: running  steps 0 of 300  episodes 0\n"
+        assert stream.getvalue() == "seed=1: running  steps 0\n"
         log(made.agent.folder, [(100, 10, 0.5)])
         made.follow(now=30.0)
         board.show(now=31.0)
@@ -154,6 +154,6 @@ def test_without_a_terminal_a_line_tells_each_change_and_sometimes_the_figures(
         board.show(now=32.0)
     lines = stream.getvalue().splitlines()[1:]
     assert lines == [
-        "seed=1: running  steps 100 of 300  steps/s 0  episodes 10  mean return 0.5",
-        "seed=1: stopped  steps 100 of 300  episodes 10  mean return 0.5",
+        "seed=1: running  mean return 0.5  steps 100  steps/s 0",
+        "seed=1: stopped  mean return 0.5  steps 100",
     ]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from torchbeast.cli.command_line import parse_known
 from torchbeast.collect.shared_replay import Served, serving
-from torchbeast.core.base.checks import command
+from torchbeast.core.base.checks import command, counted
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, UsageError, exit_code_of, refusing_paths
 from torchbeast.reporting.run_folder import Session, session
 from torchbeast.servers.addresses import runtime_folder
@@ -102,7 +102,10 @@ def _train(
     with ExitStack() as ending:
         runner, replay = _runner(ending, rows, plan.config)
         folder = rows[0].agent.folder.parent
-        title = f"{folder.name}: {len(rows)} runs of {rows[0].agent.program}, {runner.how}"
+        lengths = {row.agent.total_steps for row in rows}  # a setting, if there are several
+        length = f" for {max(lengths):,} steps" if len(lengths) == 1 else ""
+        what = f"{counted(len(rows), 'run')} of {rows[0].agent.program}{length}"
+        title = f"{folder.name}: {what}, {runner.how}"
         print(f"{title}. Saved to {folder}", flush=True)
         board = ending.enter_context(Board(title, rows))
 

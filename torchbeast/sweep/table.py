@@ -116,10 +116,9 @@ class AgentRow:
         progress = self.progress
         rate = self.steps_per_second if self.state == "running" else math.nan
         return {
-            "steps": f"{progress.step:,} of {self.agent.total_steps:,}",
-            "steps/s": figure(rate, ",.0f"),
-            "episodes": f"{progress.episodes:,}",
             "mean return": number(progress.mean_return),
+            "steps": f"{progress.step:,}",
+            "steps/s": figure(rate, ",.0f"),
         }
 
 
