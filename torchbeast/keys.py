@@ -130,7 +130,8 @@ Saved to {folder}, readable only by its owner. Copy over a secure connection (sc
   to machines that listen     server.pem server-key.pem ca.pem token
   to machines that connect    client.pem client-key.pem ca.pem token
   do not copy                 ca-key.pem: anyone who has it can issue certificates
-The program that listens, polybeast_learner or polybeast_env, prints the command of the other side:
+Start the listening program (polybeast_learner or polybeast_env) with these flags. It then prints
+the command to run on the other machine.
   --listen 0.0.0.0:50051 --tls_cert server.pem --tls_key server-key.pem --tls_client_ca ca.pem \\
     --token_file token
 The certificates are valid for {days} days. Run this command again to renew them."""

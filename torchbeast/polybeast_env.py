@@ -129,7 +129,11 @@ def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) 
     if flags.servers.learner is not None:
         return f"{what} to the learner at {flags.servers.learner}. Press Ctrl-C to stop."
     first, last = addresses[0], addresses[-1]
-    where = first if first == last else f"{first} to {last}"
+    where = (
+        ", ..., ".join(dict.fromkeys([first, last]))
+        if len(addresses) > 2
+        else " and ".join(addresses)
+    )
     learn = f"{command('polybeast_learner')}{_flags_of_learner(flags)}"
     return f"{what} on {where}. Press Ctrl-C to stop.\nStart a learner with: {learn}"
 

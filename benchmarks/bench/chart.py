@@ -28,7 +28,7 @@ def table(figures: Mapping[str, Figure], cores: int, title: str) -> Table:
         if name == list(figures)[-2]:
             made.add_section()
     together = Figure(predict(figures, cores), cpu_sum(figures))
-    made.add_row("predicted by the stages", *_numbers(together), percent(math.nan))
+    made.add_row("predicted from the stages", *_numbers(together), percent(math.nan))
     return made
 
 

@@ -42,7 +42,7 @@ def costs(model: Actor, space: ObservationSpace) -> list[Cost]:
     dtype. A user's own network has no costs by leaf.
     """
     observation = map_leaves(lambda spec: _ones(spec, model, 1, _ROWS), space)
-    whole = Cost("the network", "", _count(model), _time(model, lambda: _act(model, observation)))
+    whole = Cost("network", "", _count(model), _time(model, lambda: _act(model, observation)))
     leaves = list(_of_leaves(model, space))
     return [whole, *sorted(leaves, key=lambda cost: -cost.microseconds)]
 
@@ -50,7 +50,7 @@ def costs(model: Actor, space: ObservationSpace) -> list[Cost]:
 def table(found: list[Cost]) -> str:
     """Returns a line for the network and each leaf."""
     return "\n".join(
-        f"{cost.name}: {cost.parameters:,} parameters, {cost.microseconds:,.1f} us a step"
+        f"{cost.name}: {cost.parameters:,} parameters, {cost.microseconds:,.1f} us per step"
         + (f", {cost.kind}" if cost.kind else "")
         for cost in found
     )

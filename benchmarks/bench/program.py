@@ -89,8 +89,8 @@ def others(load: float, cores: int) -> str:
     if load < _BUSY * cores:
         return ""
     return (
-        f"Other programs use this machine (load {load:.1f} on {cores} cores): it could reach more "
-        "steps/s than measured here; the CPU time per step is more reliable."
+        f"Other programs are using this machine (load {load:.1f} on {cores} cores), so the steps/s "
+        "measured here are too low. The CPU time per step is more reliable."
     )
 
 

@@ -221,5 +221,5 @@ def test_with_a_replay_it_is_a_stage_too(
     stacked = ["--env", "source_envs:Stacked", "--model", "shallow", "--replay_size", "100"]
     assert main([*SMALL, *stacked]) == 0
     said = capsys.readouterr().out
-    assert "The replay holds 100 steps" in said
+    assert "Replay buffer: 100 steps" in said
     assert all(f"│ {name} " in said for name in (*PYTHON_ONLY, "replay", "replay, shared")), said

@@ -33,7 +33,7 @@ def test_the_sum_of_the_costs_over_the_cores_is_the_prediction() -> None:
 
 
 def test_the_transport_of_another_setting_costs_nothing_in_the_prediction() -> None:
-    found = stages(300, 90, 600) | {"transport, 1 environment a stream": on_all_cores(80)}
+    found = stages(300, 90, 600) | {"transport, 1 environment per stream": on_all_cores(80)}
     assert cpu_sum(found) == 1000
 
 

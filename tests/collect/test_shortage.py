@@ -20,7 +20,7 @@ def test_lost_streams_say_when_they_end_the_run_and_how_many_prevent_it() -> Non
     ]
     assert describe_lost_streams(lost_streams, live=1) == (
         "Lost 3 of 4 streams (the first 17 s ago): a:50, b:50; reconnecting. Giving up in 43 s "
-        "unless at least 2 streams are connected (--min_streams; currently 1)"
+        "unless at least 2 streams are connected (--min_streams). Connected now: 1"
     )
 
 
@@ -43,5 +43,5 @@ def test_of_several_learners_the_one_that_ends_first_is_described() -> None:
     ]
     assert shortage_of(lost_streams) == first
     assert describe_lost_streams(lost_streams, 2).endswith(
-        "unless at least 1 stream of rank 1 is connected (--min_streams; currently 0)"
+        "unless at least 1 stream of rank 1 is connected (--min_streams). Connected now: 0"
     )

@@ -48,7 +48,7 @@ def test_a_run_learns_from_new_and_replayed_rollouts(
 ) -> None:
     words = [*SMALL, *ONE[program], *REPLAY, *memory, "--total_steps", str(STEPS)]
     assert workshop.call(program, *words) == 0
-    assert "The replay holds 2,000 steps" in capsys.readouterr().out
+    assert "Replay buffer: 2,000 steps" in capsys.readouterr().out
     assert workshop.meta("a")["args"]["algo"] == "laser"
     logged = rows(workshop)
     assert [row["step"] for row in logged] == list(range(T * B, STEPS + 1, T * B))

@@ -29,7 +29,12 @@ def test_agents_are_trained_and_ranked(
         ("2", "done", "800"),
     ]
     assert float(rows[0]["mean_return"]) >= float(rows[1]["mean_return"]) >= -1
-    for word in ("Ranking by mean return", "sweep.csv", "Plot: ", "entropy_cost"):
+    for word in (
+        "Ranking by the median of the mean returns",
+        "sweep.csv",
+        "Plot: ",
+        "entropy_cost",
+    ):
         assert word in said, said
     assert "To continue" not in said and (folder / "sweep.png").exists()
     recorded = workshop.meta("a")

@@ -152,13 +152,19 @@ def test_the_use_of_cores_is_that_of_the_time_between_two_readings() -> None:
         (0.2, 0.25, 0.1, 2, "waiting 80 %: raise num_envs and num_workers; this run uses 0.2 of 2"),
         (0.2, 0.25, 1.0, 2, "waiting 80 %: raise num_envs and num_workers; this run uses 0.2 of 2"),
         # they compute: on all cores, on two of four, and for half of the time
-        (1.9, 2.9, 0.97, 2, "busy 80 %: all 2 cores are busy; only more cores or a faster"),
+        (1.9, 2.9, 0.97, 2, "busy 80 %: 2 of 2 cores are busy; only more cores or a faster"),
         (2.1, 2.1, 0.55, 4, "busy 80 %: raise num_workers; 2 of 4 cores step environments"),
         (1.0, 1.1, 0.5, 2, "busy 80 %: raise num_envs and num_workers; this run uses 1.0 of 2"),
         # they compute, but other programs use most of the cores
-        (0.8, 2.6, 1.0, 2, "other programs use 1.2 of the 2 cores (learner idle 62 %, workers"),
+        (
+            0.8,
+            2.6,
+            1.0,
+            2,
+            "other programs are using 1.2 of the 2 cores (learner idle 62 %, workers",
+        ),
         # the cores are in use by this run's four processes, and a little by others
-        (3.6, 4.0, 0.98, 4, "busy 80 %: all 4 cores are busy; only more cores or a faster"),
+        (3.6, 4.0, 0.98, 4, "busy 80 %: 4 of 4 cores are busy; only more cores or a faster"),
     ],
 )
 def test_waiting_in_steps_is_told_from_computing(
@@ -171,7 +177,7 @@ def test_waiting_in_steps_is_told_from_computing(
 def test_other_programs_are_named_before_the_stages_that_they_slow_down() -> None:
     for found in (SLOW_LEARNER, NO_ROOM, STARVED._replace(writing=0.5)):
         slowed = found._replace(own=0.8, wanted=2.6, used=1.0)
-        assert said(slowed, setup()).startswith("other programs use 1.2 of the 2 cores")
+        assert said(slowed, setup()).startswith("other programs are using 1.2 of the 2 cores")
 
 
 def test_environments_of_other_programs_are_not_taken_for_the_run_s_own() -> None:
@@ -181,9 +187,9 @@ def test_environments_of_other_programs_are_not_taken_for_the_run_s_own() -> Non
         STARVED._replace(own=0.2, wanted=0.2, used=0.3),
         STARVED._replace(own=0.2, used=1.0),
     )
-    raised = "environments busy 80 %: raise num_envs and num_servers of polybeast_env"
+    raised = "environments busy 80 %: raise num_envs and num_servers in polybeast_env"
     assert said(idle, here).endswith(raised)
-    assert "all 2 cores are busy" in said(full, here)
+    assert "2 of 2 cores are busy" in said(full, here)
     for found in (idle, full, STARVED):
         assert said(found, elsewhere).endswith(f"{raised}, or add hosts if their cores are in use")
 
@@ -192,7 +198,7 @@ def test_on_a_cluster_the_cores_of_its_workers_count_not_those_of_the_learner() 
     cluster = setup("raybeast", processes=16, cores=16, is_local=False)
     waiting = STARVED._replace(own=0.9, wanted=0.9, used=1.0)
     assert "raise num_envs and num_workers; this run uses 0.9 of 16" in said(waiting, cluster)
-    assert "all 16 cores are busy" in said(STARVED._replace(own=15.0, used=0.1), cluster)
+    assert "16 of 16 cores are busy" in said(STARVED._replace(own=15.0, used=0.1), cluster)
 
 
 def test_a_large_policy_lag_is_part_of_the_diagnosis() -> None:
@@ -211,7 +217,7 @@ def test_more_processes_are_only_recommended_if_cores_are_free() -> None:
         "raise num_workers; 2 of 4 cores step environments"
     )
     full = said(STARVED, setup(cores=2))
-    assert "all 2 cores are busy; only more cores or a faster environment would help" in full
+    assert "2 of 2 cores are busy; only more cores or a faster environment would help" in full
 
 
 def test_with_one_environment_per_process_more_environments_are_recommended() -> None:
@@ -221,7 +227,7 @@ def test_with_one_environment_per_process_more_environments_are_recommended() ->
 def test_recommendations_name_the_setting_of_the_program() -> None:
     assert "num_workers" in said(STARVED, setup("monobeast", cores=4))
     assert "num_servers" in said(STARVED, setup("polybeast", cores=4))
-    assert "num_servers of polybeast_env" in said(STARVED, setup("polybeast_learner"))
+    assert "num_servers in polybeast_env" in said(STARVED, setup("polybeast_learner"))
     assert "num_inference_threads" in said(SLOW_POLICY, setup("polybeast"))
     assert "num_buffers" in said(NO_ROOM, setup("monobeast"))
     assert "max_learner_queue_size" in said(NO_ROOM, setup("polybeast"))
@@ -232,7 +238,7 @@ def test_recommendations_name_the_setting_of_the_program() -> None:
 def test_a_learner_alone_names_the_program_that_makes_environments() -> None:
     """Its own num_envs is the number that it expects to find."""
     sentence = said(SLOW_POLICY, setup("polybeast_learner"))
-    assert "raise num_envs of polybeast_env for larger batches" in sentence
+    assert "raise num_envs in polybeast_env for larger batches" in sentence
     assert sentence.count("num_envs") == 1
     assert "raise num_envs for" in said(SLOW_POLICY, setup("polybeast"))
 

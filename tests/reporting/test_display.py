@@ -139,7 +139,7 @@ def test_a_replay_is_shown_where_there_is_one() -> None:
         (10, shown(1280, {"replay_fill": 0.341}, row={"relevant_share": 0.92})),
     )
     assert "replay" not in without
-    assert "queue 2  replay 0 %, - relevant  streams 4" in online_alone
+    assert "queue 2  replay 0 %  streams 4" in online_alone
     assert "replay 34 %, 92 % relevant" in later
 
 

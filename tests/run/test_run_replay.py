@@ -61,11 +61,13 @@ def test_the_start_says_what_the_memory_takes(capsys: pytest.CaptureFixture[str]
     replay = made(10**7, free=2 * 10**9)
     assert replay.capacity == 10**7 and replay.frame_stack == STACKED
     assert capsys.readouterr().out == (
-        f"The replay holds 10,000,000 steps of {EACH} bytes: 0.5 GB when full, and 12.3 MB of "
-        "other buffers, of 2.0 GB that are free on this machine.\n"
+        f"Replay buffer: 10,000,000 steps of {EACH} bytes, 0.5 GB when full. "
+        "Other buffers: 12.3 MB. Free memory: 2.0 GB.\n"
     )
     made(1000)
-    assert capsys.readouterr().out.endswith("of other buffers.\n"), "nobody knows what is free"
+    assert capsys.readouterr().out.endswith("Other buffers: 12.3 MB.\n"), (
+        "nobody knows what is free"
+    )
 
 
 def test_what_does_not_fit_is_refused_and_what_would_is_told() -> None:

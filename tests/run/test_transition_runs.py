@@ -76,7 +76,7 @@ def test_the_start_says_what_the_memory_takes(capsys: pytest.CaptureFixture[str]
     """
     each = 8 + 4 + 3 + 4 + 4 + 8 + 8
     replay_of(1000)
-    assert f"The replay holds 1,000 steps of {each} bytes:" in capsys.readouterr().out
+    assert f"Replay buffer: 1,000 steps of {each} bytes," in capsys.readouterr().out
     replay_of(1000, "--priority_exponent", "0.6")
     assert f"steps of {each + 17} bytes" in capsys.readouterr().out
     with pytest.raises(UsageError, match=f"replay_size 50000 needs .*{each} bytes a step"):

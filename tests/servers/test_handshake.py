@@ -137,7 +137,7 @@ def test_a_learner_whose_certificate_is_missing_or_foreign_is_told_so(
 def test_a_learner_without_the_token_is_told_so(keys: Keys, tcp: str) -> None:
     files = {"tls_cert": keys.cert, "tls_key": keys.key, "token_file": keys.token}
     with served(tcp, **files):
-        with pytest.raises(RunError, match=f"{tcp}: it requires a token: pass --token_file"):
+        with pytest.raises(RunError, match=f"{tcp}: token required: pass --token_file"):
             found(tcp, tls_ca=keys.ca)
 
 

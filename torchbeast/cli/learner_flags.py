@@ -49,8 +49,9 @@ class CommandFlags:
     """Training or evaluation."""
 
     mode: Literal["train", "test", "test_render"] = setting("train", "command")
-    """train; test: play whole episodes with the checkpoint of --xpid, or of the latest run in
-    --savedir, once or repeatedly while that run trains (--follow); test_render: write a video."""
+    """train: train an agent. test: evaluate the checkpoint of --xpid, or of the latest run in
+    --savedir, once or, with --follow, repeatedly while the run trains. test_render: record a
+    video."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +59,10 @@ class DefaultsFlags:
     """Flags that change the defaults of other flags."""
 
     algo: str = setting(registry.DEFAULT, "agent")
-    """Algorithm: impala (V-trace), ppo, pqn (Q-learning without a replay); with a replay
-    (--replay_size) laser (IMPALA with replay), dqn (discrete actions), r2d2 (dqn with an LSTM),
-    sac, td3 (continuous actions); or your own as package.module:MyAlgo. Its hyperparameters become
-    flags: add --help to list them. A resumed run keeps its algorithm."""
+    """Algorithm. On-policy: impala (V-trace), ppo, pqn (Q-learning). With a replay buffer
+    (--replay_size): laser (IMPALA), dqn (discrete actions), r2d2 (dqn with an LSTM), sac, td3
+    (continuous actions). Your own: package.module:MyAlgo. Its hyperparameters become flags: add
+    --help to list them. A resumed run keeps its algorithm."""
     preset: str | None = setting(None, "command")
     """Tuned settings for a task, used as defaults of the other flags; --preset help lists them, and
     --preset help:PART prints those with PART in their name."""

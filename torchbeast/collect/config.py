@@ -23,8 +23,8 @@ class RolloutConfig(Settings):
 
     batch_size: int = setting(8, bounds=(at_least, 1))
     """Rollouts per update, summed over all learners; with dqn, sac and td3: sampled steps per
-    update. Default of impala and laser: a quarter of the environments that the program starts, as a
-    power of two and at least 8, for a policy lag of about 4 or less."""
+    update. Default for impala and laser: a quarter of the program's environments, rounded up to a
+    power of two and at least 8, which keeps the policy lag at about 4 or less."""
     unroll_length: int = setting(80, bounds=(at_least, 1))
     """Steps per rollout, usually 5 to 128. Longer rollouts give fewer, larger updates and older
     data."""
@@ -45,9 +45,9 @@ class ActorsConfig(Settings):
 
     num_envs: int | None = setting(None, bounds=(at_least, 1))
     """Total number of environments. More environments make larger inference batches, but use more
-    memory. Default: 16 per worker (one worker per core); with more than four workers 8, 4, 2 or
-    1 each, for at most 64 in total but at least one per worker. In tasks of EnvPool 256, or 64 with
-    ppo. A resumed run keeps its number."""
+    memory. Default: 16 per worker (one worker per core); more than four workers have 8, 4, 2 or 1
+    each, to stay within 64 in total if possible. EnvPool tasks: 256, or 64 with ppo. A resumed run
+    keeps its number."""
 
     of_processes: ClassVar[str] = ""
     """Name of the field that holds the number of processes that step the environments."""
@@ -86,23 +86,23 @@ class ReplayConfig(Settings):
     """Experience replay. --replay_size selects --algo laser unless you give another algorithm."""
 
     replay_size: int = setting(0, bounds=(at_least, 0))
-    """Capacity of the replay in environment steps; it keeps the newest. 0 means no replay. The
-    program prints its memory use at startup."""
+    """Capacity of the replay buffer in environment steps; the oldest are discarded. 0 means no
+    replay. The buffer's memory use is printed at startup."""
     replay_ratio: float = setting(1.0, bounds=(at_least, 0))
     """Replayed rollouts per new rollout in a batch; the LASER paper uses 7. A replayed rollout
     costs as much compute as a new one. With dqn, sac and td3: sampled steps per new step, which
-    makes --replay_ratio / --batch_size updates per environment step. With inf, learner and
+    results in (--replay_ratio / --batch_size) updates per environment step. With inf, learner and
     environments never wait for each other."""
     learn_start: int = setting(0, bounds=(at_least, 0))
-    """Do not sample from the replay until it holds this many environment steps. Until then, and
-    until it holds a complete episode, laser trains on new rollouts only."""
+    """Do not sample from the replay buffer until it holds this many environment steps. Until then,
+    and until it holds a complete episode, laser trains on new rollouts only."""
     checkpoint_replay: bool = False
-    """Save the contents of the replay with every checkpoint, in a file of the same size. Otherwise
-    a resumed run starts with an empty replay."""
+    """Save the replay buffer with every checkpoint, in a file of the buffer's size. Otherwise a
+    resumed run starts with an empty buffer."""
     replay_service: str | None = setting(None, "connection")
-    """Address of a replay that several agents share: a socket's path on this machine, or ray:NAME
-    of a Ray actor. Set by python -m torchbeast.sweep --shared_replay. --replay_size is then the
-    capacity of the shared replay, and must be the same for all agents."""
+    """Address of a replay buffer that several agents share: a socket's path on this machine, or
+    ray:NAME of a Ray actor. Set by python -m torchbeast.sweep --shared_replay. --replay_size is
+    then the capacity of the shared buffer, and must be the same for all agents."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -197,13 +197,13 @@ class ReplayConfig(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class TransitionsConfig(Settings):
-    """How dqn, sac and td3 sample single steps from their replay, and r2d2 rollouts."""
+    """How steps (dqn, sac, td3) or rollouts (r2d2) are sampled from the replay buffer."""
 
     n_step: int = setting(1, bounds=(at_least, 1))
     """Number of steps in n-step returns, usually 1 to 5."""
     priority_exponent: float = setting(0.0, bounds=(between, 0, 1))
-    """Prioritisation exponent alpha (Schaul et al. 2016): sample in proportion to |TD error|^alpha,
-    0.5 to 0.7 is usual, 0.9 with r2d2. 0: sample uniformly."""
+    """Prioritisation exponent alpha (Schaul et al. 2016): sample in proportion to |TD error|^alpha.
+    Usually 0.5 to 0.7, or 0.9 with r2d2; 0 samples uniformly."""
     priority_beta: float = setting(0.4, bounds=(between, 0, 1))
     """Initial importance-sampling exponent beta (Schaul et al. 2016), annealed linearly to 1 over
     the run; constant with r2d2. Larger values correct more of the bias of prioritised sampling."""
@@ -281,11 +281,12 @@ class ProcessesConfig(BufferedActorsConfig):
 
     num_workers: int | None = None
     """Worker processes, each with a copy of the network. Default: one per core, at most one per
-    environment. With --fixed_lag: 2, or 1 if --num_envs is odd, on every machine."""
+    environment. With --fixed_lag: 2, or 1 if --num_envs is odd, regardless of the number of
+    cores."""
     fixed_lag: int | None = setting(None, bounds=(at_least, 0))
     """Policy lag for a reproducible run: train on rollouts in a fixed order, collected with weights
-    exactly this many updates old. This is slower. --num_envs is then 4 by default, on every
-    machine. Default: train on whichever rollouts are ready."""
+    exactly this many updates old. This is slower. --num_envs is then 4 by default, regardless of
+    the number of cores. Default: train on whichever rollouts are ready."""
 
     of_processes = "num_workers"
 

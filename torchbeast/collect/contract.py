@@ -193,7 +193,7 @@ def _end(streams: Sequence[LostStream]) -> str:
     return (
         f". Giving up in {short.seconds:.0f} s unless at least "
         f"{counted(short.needed, 'stream')}{short.of} {'is' if short.needed == 1 else 'are'} "
-        f"connected (--min_streams; currently {short.connected})"
+        f"connected (--min_streams). Connected now: {short.connected}"
     )
 
 

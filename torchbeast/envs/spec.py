@@ -53,26 +53,27 @@ class EnvOptions(Settings):
     """Atari: offer all 18 actions of the console, not only the ones that the game uses."""
     mask_actions: bool = False
     """Never take actions that the environment's info["action_mask"] forbids, as in Taxi. The mask
-    is added to the observation. A mask that an observation contains is always obeyed."""
+    is added to the observation. Masks that are already part of the observation are always
+    applied."""
     info_keywords: tuple[str, ...] = ()
     """Numbers to log from the info of each episode's last step, such as --info_keywords is_success
     x_position. Their means over the episodes of an update are logged as info_is_success and
     info_x_position."""
     task_shares: tuple[float, ...] = ()
     """Shares of the environments that play each task of --env "A,B,C", such as --task_shares 2 1 1.
-    Share 0 leaves a task to others: a PolyBeast host with 0 1 0 serves the second task only.
+    A host skips tasks with a share of 0: with 0 1 0, a PolyBeast host serves only the second task.
     Default: equal shares."""
     task_returns: tuple[float, ...] = ()
-    """Returns that count as 0 and as 1 in each task, in turn, such as --task_returns 0 25 0 80. The
-    mean return of several tasks is then the mean of their returns on this scale. Default: Atari
-    games are on the scale from random play to a human, and at most 1; other returns are not
-    scaled."""
+    """For each task, the two returns that are scaled to 0 and 1: --task_returns 0 25 0 80 scales 0
+    to 25 in the first task and 0 to 80 in the second. The mean return of several tasks is then the
+    mean of their scaled returns. Default: human-normalised scores of at most 1 for Atari games;
+    unscaled returns otherwise."""
     task_input: bool = False
-    """Show the network the number of the task. By default it only decides which output is the
-    value."""
+    """Also give the network the number of the task as an input. By default, the number only selects
+    the value head."""
     selfplay: str | None = None
-    """Self-play in a game with several agents: one agent is trained, and earlier versions of it
-    play the others. Use a new folder for these versions in each run, reachable from every machine.
+    """Self-play in a game with several agents: folder for earlier versions of the trained agent,
+    which control the other players. Use a new folder for each run, which every machine can access.
     info_elo in the log is the agent's rating; a random player has 0. Default: all agents are
     trained."""
 

@@ -151,7 +151,7 @@ def _bottleneck(shares: Shares, collection: CollectionPlan) -> Diagnosis | None:
         return None
     idle, room = f"learner idle {percent(shares.waiting)}", percent(shares.queueing)
     if (others := _taken_cores(shares, collection)) is not None:  # who slow all stages
-        taken = f"other programs use {others:.1f} of the {collection.cores} cores"
+        taken = f"other programs are using {others:.1f} of the {collection.cores} cores"
         state = f"{idle}, workers blocked {room}"
         return Diagnosis("cores", f"{taken} ({state}): stop them, or use another machine")
     if shares.writing >= _MUCH:
@@ -215,13 +215,13 @@ def _faster_environments(shares: Shares, collection: CollectionPlan) -> str:
     used = shares.used if collection.is_local else shares.own / cores
     if collection.processes is None and not (collection.is_local and used >= _FULL):
         hosts = "" if collection.is_local else ", or add hosts if their cores are in use"
-        return f"raise num_envs and num_servers of polybeast_env{hosts}"
+        return f"raise num_envs and num_servers in polybeast_env{hosts}"
     if _waits(shares, collection) or (used < _FULL and not has_free_cores):
         run = f"this run uses {shares.own:.1f} of {cores} cores"
         return f"raise num_envs and {collection.of_processes}; {run}"
     if has_free_cores and not used >= _FULL:
         return _more_processes(collection)
-    return f"all {cores} cores are busy; only more cores or a faster environment would help"
+    return f"{cores} of {cores} cores are busy; only more cores or a faster environment would help"
 
 
 def _more_processes(collection: CollectionPlan) -> str:
@@ -235,7 +235,7 @@ def _larger_batches(collection: CollectionPlan) -> str:
     if collection.acts_where_it_steps and collection.has_free_cores:
         return _more_processes(collection)
     # polybeast_learner has num_envs too, but it does not make environments.
-    whose = " of polybeast_env" if collection.processes is None else ""
+    whose = " in polybeast_env" if collection.processes is None else ""
     threads = "" if collection.acts_where_it_steps else " or, on a GPU, raise num_inference_threads"
     return f"raise num_envs{whose} for larger batches{threads}"
 

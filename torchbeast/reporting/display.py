@@ -324,7 +324,8 @@ def _cells(shown: Shown, rate: float) -> dict[str, str]:
     )
     left = (shown.total_steps - progress.step) / rate if rate > 0 else math.nan
     collectors, live = alive(shown.status)
-    fill, relevant = shown.status.get("replay_fill"), percent(relevant_share)
+    fill = shown.status.get("replay_fill")
+    relevant = "" if math.isnan(relevant_share) else f", {percent(relevant_share)} relevant"
     is_first = math.isnan(loss)  # no other metric changes before the first update
     return {
         "steps": f"{progress.step:,} of {shown.total_steps:,}",
@@ -337,7 +338,7 @@ def _cells(shown: Shown, rate: float) -> dict[str, str]:
         "loss": figure(loss),
         "lag": "/".join([figure(mean_lag, ".1f"), figure(max_lag, ".0f")]),
         "queue": f"{shown.status['learner_queue_size']:.0f}",
-        **({} if fill is None else {"replay": f"{percent(fill)}, {relevant} relevant"}),
+        **({} if fill is None else {"replay": f"{percent(fill)}{relevant}"}),
         collectors: _alive(shown, live),
     }
 

@@ -458,8 +458,8 @@ class DisplayConfig(Settings):
     episodes_for_avg: int = setting(100, bounds=(at_least, 1))
     """Number of recent episodes over which the mean return and length are shown."""
     suppress_logs: bool = setting(False, "command")
-    """Show only the start, warnings and the summary on the terminal, not the progress. The run's
-    files are written as usual."""
+    """Print only messages of the start, warnings and the summary to the terminal, not the progress.
+    The run's files are written as usual."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -471,10 +471,10 @@ class LogConfig(Settings):
     previous row. 0 writes a row of logs.csv for each update; TensorBoard and Weights & Biases get
     at most one a second."""
     disable_tensorboard: bool = setting(False, "incidental")
-    """Do not write TensorBoard's events, even if TensorBoard is installed."""
+    """Do not write TensorBoard event files, even if TensorBoard is installed."""
     wandb_project: str | None = setting(None, "incidental")
-    """Also log to this project of Weights & Biases (pip install 'torchbeast[wandb]'). With the
-    environment variable WANDB_MODE=offline it only writes files. Default: off."""
+    """Also log to this Weights & Biases project (pip install 'torchbeast[wandb]'). With the
+    environment variable WANDB_MODE=offline, only local files are written. Default: off."""
     wandb_upload: bool = setting(False, "incidental")
     """Also upload the newest and the best checkpoint as artifacts when the run ends, and the videos
     of --mode test_render."""

@@ -42,8 +42,8 @@ class MetricsConfig:
 
     metrics_port: str | None = setting(None, "connection")
     """Serve metrics for Prometheus at http://HOST:PORT/metrics (pip install 'torchbeast[metrics]').
-    PORT alone is reachable only from this machine; HOST 0.0.0.0 is reachable from all networks of
-    this machine. Default: off."""
+    With PORT alone, metrics are reachable only from this machine; with 0.0.0.0:PORT, from all its
+    networks. Default: off."""
 
     def __post_init__(self) -> None:
         if self.metrics_port is not None:

@@ -81,9 +81,9 @@ class RunConfig(Settings):
     """The run's name, folder and seed."""
 
     xpid: str = setting(lambda: new_name("torchbeast"), "command")
-    """Name of the run. The name of an earlier run resumes it with its recorded settings, which
-    flags on the command line override. zoo:PRESET is a trained agent, for --mode test. Default: a
-    timestamp and a random number."""
+    """Name of the run. If a run with this name exists, it is resumed with its recorded settings;
+    flags on the command line override them. zoo:PRESET is a trained agent, for --mode test.
+    Default: a timestamp and a random number."""
     savedir: str = setting("~/logs/torchbeast", "command")
     """Parent folder: the run's files are in {savedir}/{xpid}."""
     seed: int | None = setting(None, "incidental", bounds=(at_least, 0))

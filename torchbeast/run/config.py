@@ -24,13 +24,14 @@ class HardwareConfig(Settings):
     """Devices, threads and precision of the learner."""
 
     num_learner_threads: int | None = setting(None, bounds=(at_least, 1))
-    """Learner threads, which take turns at preparing a batch and updating; also --num_threads.
+    """Learner threads, which take turns preparing batches and updating. Alias: --num_threads.
     Default: 2 with a GPU (one copies data while the other computes), else 1."""
     torch_threads: int | None = setting(None, "rank", bounds=(at_least, 1))
-    """CPU threads of an update. Each computes gradients of slices of the batch, which are summed in
-    any order. Default: the cores that this process may use; 1 with --fixed_lag, and if a batch has
-    less than about 1 MB of observations and the network is small. With --fixed_lag more threads
-    run inside PyTorch's operations, and their number changes rounding."""
+    """Number of CPU threads per update. Each thread computes gradients of slices of the batch; the
+    order of their sum is not fixed. Default: the cores that this process may use; 1 with
+    --fixed_lag, and if a batch has less than about 1 MB of observations and the network is small.
+    With --fixed_lag, threads are used inside PyTorch's operations instead, and rounding depends on
+    their number."""
     precision: Precision = "auto"
     """Floating-point type of the network's features; everything else is float32. auto: bfloat16 if
     the hardware supports it (AMX, AVX512-BF16, tensor cores), but float32 for your own networks,
@@ -114,12 +115,12 @@ class EvaluationConfig(Settings):
     follow: bool = setting(False, "command")
     """With --mode test: evaluate every new model.tar while the run trains, append a row for each to
     evaluations.csv, keep the best as evaluation_best.tar, and exit when the run ends. --seed is 0
-    by default, so that all checkpoints play from the same starts."""
+    by default, so that all checkpoints are evaluated from the same initial states."""
     checkpoint: str = setting(CHECKPOINT, "command")
-    """Checkpoint in the run's folder that --mode test plays, for example evaluation_best.tar or
-    model.1.tar."""
+    """Checkpoint in the run's folder to evaluate with --mode test, for example evaluation_best.tar
+    or model.1.tar."""
     num_episodes: int = setting(10, "command", bounds=(at_least, 1))
-    """Number of episodes that --mode test plays. More episodes give a less noisy mean."""
+    """Number of episodes in --mode test. More episodes give a less noisy mean."""
     sampled: bool = setting(False, "command")
     """In --mode test, sample actions from the policy as in training, instead of acting greedily."""
     random_start: int | None = setting(None, "command", bounds=(at_least, 0))
@@ -156,7 +157,7 @@ def hint_of_settings(env_id: str, algo: str, are_defaults: bool) -> str:
     are_defaults: whether the settings are IMPALA's defaults.
     """
     if tuned := [name for name, preset in PRESETS.items() if preset.task == (env_id, algo)]:
-        return f"Tuned settings for {env_id} with {algo} exist: --preset {' or '.join(tuned)}"
+        return f"Tuned settings for {env_id} with {algo}: --preset {' or '.join(tuned)}"
     if not are_defaults or env_id == UNKNOWN or plays_atari(env_id):
         return ""
     return (

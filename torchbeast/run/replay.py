@@ -102,10 +102,10 @@ def make_replay(
         each = bytes_per_transition(specs, agent.frame_stack)
     each += 0 if sampling is None else sampling.extra_bytes(size)
     check_memory(size, each, buffers, free)
-    has = "" if free is None else f", of {in_bytes(free)} that are free on this machine"
+    left = "" if free is None else f" Free memory: {in_bytes(free)}."
     say(
-        f"The replay holds {size:,} steps of {each:,} bytes: {in_bytes(size * each)} when full, "
-        f"and {in_bytes(buffers)} of other buffers{has}."
+        f"Replay buffer: {size:,} steps of {each:,} bytes, {in_bytes(size * each)} when full. "
+        f"Other buffers: {in_bytes(buffers)}.{left}"
     )
     made = specs, size, agent.frame_stack, seed_of(seed, "replay")
     try:

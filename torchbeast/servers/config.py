@@ -134,7 +134,7 @@ class ServedEnvConfig(Settings):
     """Number of actions. Needed only with servers of the original TorchBeast (2019), which do not
     describe their environment."""
     task_returns: tuple[float, ...] = ()
-    """Returns that count as 0 and as 1 in each task of the servers, as in polybeast."""
+    """For each task of the servers, the two returns that are scaled to 0 and 1, as in polybeast."""
     selfplay: str | None = None
     """The folder for earlier versions of the agent, if the servers have --selfplay. The same folder
     must be reached from their machines."""

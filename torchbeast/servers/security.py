@@ -37,7 +37,7 @@ _NO_TLS = (
     "another port"
 )
 _CERTIFICATE_WANTED = (
-    "it requires a certificate, or rejected this one: use --tls_cert and --tls_key, signed by its "
+    "certificate required, or this one was rejected: use --tls_cert and --tls_key, signed by its "
     "--tls_client_ca and not expired"
 )
 

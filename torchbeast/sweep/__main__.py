@@ -106,7 +106,7 @@ def _train(
         length = f" for {max(lengths):,} steps" if len(lengths) == 1 else ""
         what = f"{counted(len(rows), 'run')} of {rows[0].agent.program}{length}"
         title = f"{folder.name}: {what}, {runner.how}"
-        print(f"{title}. Saved to {folder}", flush=True)
+        print(f"{title}. Output: {folder}", flush=True)
         board = ending.enter_context(Board(title, rows))
 
         def show() -> None:

@@ -224,7 +224,7 @@ def table(ranking: Sequence[Ranked]) -> Table:
     """Lays out the ranking."""
     compared = ranking[0][0].agent.compared
     names = ["", *compared, "median return", "returns"]
-    laid_out = table_of("Ranking by mean return", names)
+    laid_out = table_of("Ranking by the median of the mean returns", names)
     laid_out.add_column("agents")
     for place, group in enumerate(ranking, 1):
         seeds = ", ".join(

@@ -152,8 +152,9 @@ def agent_path(name: str) -> Path:
 
 _INDENT = 30  # of the sentences of the overview
 _NOTE = (
-    "Score: interquartile mean over seeds that were held out, with its 95 % interval. Minutes: on "
-    "two shared cores. --preset help:PART prints the flags of all presets with PART in their name."
+    "Score: interquartile mean over held-out seeds, with a 95 % confidence interval. Minutes: on "
+    "two cores of a shared machine. --preset help:PART prints the flags of all presets with PART "
+    "in their name."
 )
 
 
@@ -211,7 +212,7 @@ def _overview(names: Iterable[str]) -> str:
 def _described(name: str) -> str:
     """Returns the sentence of a preset, and what its record says."""
     preset, record = PRESETS[name], records().get(name)
-    also = f" Also named {', '.join(preset.also)}." if preset.also else ""
+    also = f" Alias: {', '.join(preset.also)}." if preset.also else ""
     sentence = f"{preset.sentence}{also}"
     if record is None:
         return sentence

@@ -254,18 +254,19 @@ def test_an_error_of_a_network_in_an_installed_package_is_told_with_its_line(
         (
             ActorSpec("auto"),
             ArraySpec((4,), "float32", -math.inf, math.inf),
-            "Network: mlp; inputs: observation (normalised numbers [4])",
+            "Network: mlp; inputs: observation (normalised numbers, shape [4])",
         ),
         (
             ActorSpec("deep", use_lstm=True),
             {"camera": ArraySpec((4, 84, 84), "uint8", 0, 255), "b": ArraySpec((), "bool")},
-            "Network: deep with LSTM; inputs: b (numbers []), camera (image [4, 84, 84])",
+            "Network: deep with LSTM; "
+            "inputs: b (numbers, shape []), camera (image, shape [4, 84, 84])",
         ),
         (
             ActorSpec("mlp"),
             {f"n{i}": ArraySpec((1,), "bool") for i in range(8)},
             "Network: mlp; inputs: "
-            f"{', '.join(f'n{i} (numbers [1])' for i in range(6))} and 2 more",
+            f"{', '.join(f'n{i} (numbers, shape [1])' for i in range(6))} and 2 more",
         ),
     ],
 )

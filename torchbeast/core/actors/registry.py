@@ -201,7 +201,7 @@ def describe_agent(agent: Agent) -> str:
     if agent.spec.name not in MODELS:
         return f"{name} (custom)"
     read = [
-        f"{path or 'observation'} ({kind} {list(spec.shape)})"
+        f"{path or 'observation'} ({kind}, shape {list(spec.shape)})"
         for path, spec, kind in readings(without_task(agent.observation_space))
     ]
     return f"{name}; inputs: {first_of(read, _NAMED)}"

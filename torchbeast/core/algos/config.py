@@ -217,9 +217,9 @@ class StepConfig(Settings):
     grad_norm_clipping: float = setting(40.0, bounds=(above, 0))
     """Gradient clipping: maximum global norm of the gradient, usually 0.5 (PPO) to 40 (IMPALA)."""
     max_lag: int | None = setting(None, bounds=(at_least, 0))
-    """Policy lag, in versions of the weights, above which new steps are not trained on (column
-    too_old_share of the log). They still count as environment steps and in the running statistics
-    of observations and returns. For algorithms that train on rollouts. Default: no limit."""
+    """Maximum policy lag in updates. Steps collected with older weights are not trained on (column
+    too_old_share of the log), but still count as environment steps and in the running statistics of
+    observations and returns. Only for algorithms that train on rollouts. Default: no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +231,7 @@ class OptimiserConfig(Settings):
     optimiser."""
     learning_rate: float = setting(0.00048, bounds=(above, 0))
     """Initial learning rate, usually 1e-4 to 3e-3. If you resume a run with a different rate, it
-    applies from that step on."""
+    applies from the step at which the run resumes."""
     learning_rate_schedule: Shape = "linear"
     """Schedule of the learning rate until --total_steps: constant, linear, cosine, or your own as
     package.module:function. The function takes the fraction of the steps done (0 to 1) and returns
@@ -287,8 +287,8 @@ class RewardConfig(Settings):
     """Multiply rewards by this in the loss (not in the logs), before they are clipped. Choose it so
     that returns are of order 1, where training works best."""
     reward_clipping: Literal["auto", RewardClipping] = "auto"
-    """abs_one: clip rewards to [-1, 1] in the loss (not in the logs), and where the network sees
-    them. none: leave them unchanged; the network sees sign(r) log(1 + |r|). auto: abs_one for Atari
+    """abs_one: clip rewards to [-1, 1] in the loss and in the network's inputs, but not in the
+    logs. none: leave them unchanged; the network sees sign(r) log(1 + |r|). auto: abs_one for Atari
     games, and for servers of the original TorchBeast, which do not report their environment; none
     elsewhere."""
 
@@ -306,7 +306,8 @@ class IMPALAConfig(RewardConfig):
     usual_in_pool: ClassVar[Mapping[str, Any]] = {"num_envs": 256, "unroll_length": 20}
 
     entropy_cost: float = setting(0.0006, bounds=(at_least, 0))
-    """Entropy bonus coefficient, 0.0005 to 0.05 (losses are sums). Larger values explore more."""
+    """Entropy bonus coefficient, 0.0005 to 0.05 (losses are sums). Larger values encourage
+    exploration."""
     entropy_cost_schedule: Shape = "constant"
     """Schedule of the entropy bonus, like --learning_rate_schedule."""
     final_entropy_cost: float = 0.0
@@ -318,12 +319,12 @@ class IMPALAConfig(RewardConfig):
     returns, and clip them to [-10, 10]. Default: true, unless rewards are clipped, as in Atari
     games, or scaled by --reward_scale."""
     popart: bool = False
-    """PopArt: learn values, and weigh advantages, in units of the running mean and deviation of the
-    value targets of each task (not in the logs). Rewards are then neither clipped nor normalised by
-    default."""
+    """PopArt: learn values and scale advantages with targets that are normalised by their running
+    mean and standard deviation in each task (not in the logs). Rewards are then neither clipped nor
+    normalised by default."""
     popart_rate: float = setting(0.01, bounds=(below_one,))
-    """Share beta of a minibatch's targets in the running statistics of PopArt, per optimiser step,
-    0.0003 to 0.1; larger in the first steps. The paper has 0.0003, in runs with many more steps."""
+    """PopArt's step size beta: weight of a new minibatch in the running statistics, 0.0003 to 0.1.
+    The first steps use a larger weight. The paper uses 0.0003, for much longer runs."""
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
 
     def __post_init__(self) -> None:
@@ -383,19 +384,21 @@ class PPOConfig(IMPALAConfig):
     final_clip_param: float = 0.0
     """Clip range at --total_steps, if its schedule is not constant."""
     use_clipped_value_loss: bool = False
-    """Clip the value loss too: take the larger of the losses of the value and of the value clipped
-    to within --clip_param of the old one. Use it only with returns of order 1 (--reward_scale,
-    --normalise_returns), because it limits how far values move in one batch."""
+    """Clip the value loss too: use the larger of two losses, that of the new value, and that of the
+    new value clipped to within --clip_param of the old value. Use it only with returns of order 1
+    (--reward_scale, --normalise_returns), because it limits how far values move in one batch."""
     gae_lambda: float = setting(0.95, bounds=(between, 0, 1))
     """Lambda of GAE (Schulman et al. 2016), 0.9 to 1: 0 is the one-step TD error, 1 the Monte Carlo
     return minus the value. Larger values have less bias and more variance."""
     normalise_advantages: bool = True
     """Normalise the advantages of each minibatch to mean 0 and standard deviation 1."""
     target_kl: float | None = setting(None, bounds=(above, 0))
-    """Early stopping: skip the rest of a batch once the mean KL divergence of a minibatch from the
-    policy that acted exceeds this, in nats, usually 0.01 to 0.05. Default: no early stopping."""
+    """Early stopping: skip the rest of a batch once the mean KL divergence, in nats, between the
+    policy that acted and the current one exceeds this on a minibatch, usually 0.01 to 0.05.
+    Default: no early stopping."""
     entropy_cost: float = 0.01
-    """Entropy bonus coefficient, 0 to 0.05 (losses are means). Larger values explore more."""
+    """Entropy bonus coefficient, 0 to 0.05 (losses are means). Larger values encourage
+    exploration."""
     optimiser: OptimiserConfig = _ADAM_OF_PPO
 
 
@@ -537,9 +540,9 @@ class SACConfig(OffPolicyConfig):
     learn_temperature: bool = True
     """Tune the temperature alpha so that the policy's mean entropy approaches --target_entropy."""
     target_entropy: float | None = None
-    """Target entropy in nats (actions of a Box scaled to [-1, 1]). Larger values explore more.
-    Default: minus the size of a Box action, 0.98 log(n) for n discrete actions (Christodoulou
-    2019)."""
+    """Target entropy in nats (actions of a Box scaled to [-1, 1]). Larger values encourage
+    exploration. Default: minus the size of a Box action, 0.98 log(n) for n discrete actions
+    (Christodoulou 2019)."""
 
 
 @dataclass(frozen=True, kw_only=True)

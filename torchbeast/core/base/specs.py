@@ -262,23 +262,24 @@ class ModelConfig:
     model: str = setting("auto", "agent")
     """Architecture: deep (the ResNet of IMPALA), fixup (that ResNet with Fixup initialisation),
     shallow (the AtariNet of TorchBeast 2019, 3x faster than deep), shallow-norm (AtariNet with
-    standardised images and orthogonal initialisation, which learns Pong in fewer steps), small (one
-    convolution), mlp, or my_module:MyNet. auto: for images deep in PolyBeast and shallow elsewhere;
-    small for images below 36 pixels and maps of names; mlp for vectors."""
+    standardised images and orthogonal initialisation, which learns Pong in fewer steps than
+    shallow), small (one convolution), mlp, or my_module:MyNet. auto selects deep (PolyBeast) or
+    shallow (other programs) for images, small for images below 36 pixels and grids of categories,
+    and mlp for vectors."""
     use_lstm: bool = setting(False, "agent")
-    """Make the network recurrent, with an LSTM, or with a GRU or a gated transformer-XL as
-    --model_kwargs '{"core": "gru"}' or '{"core": "gtrxl", "core_length": 100}' says. Use it if one
-    observation does not show the state of the environment. Recurrent networks are slower."""
+    """Make the network recurrent, with an LSTM by default. For a GRU or a gated transformer-XL,
+    also pass --model_kwargs '{"core": "gru"}' or '{"core": "gtrxl", "core_length": 100}'. Use it if
+    one observation does not show the state of the environment. Recurrent networks are slower."""
     shared_body: bool | None = setting(None, "agent")
-    """Let policy and value share all layers below their heads, in every actor-critic. Default:
-    true, except for PPO with an mlp without an LSTM."""
+    """Share all layers below the heads between policy and value function, in actor-critic
+    algorithms. Default: true, except for PPO with an mlp that is not recurrent."""
     model_kwargs: Mapping[str, Any] = setting(dict, "agent")
     """Keyword arguments of the network's constructor as JSON. The built-in networks take hidden,
     core (lstm, gru or gtrxl), core_layers, core_length (steps that a gtrxl remembers), norm,
-    activation (relu or tanh), orthogonal, state_deviation and initial_deviation, as in
-    '{"hidden": 128, "core": "gru", "norm": true}' (norm adds a LayerNorm to the joint layer) or, to
-    undo what PPO changes, '{"orthogonal": false, "state_deviation": true}'. Default: none; with
-    --mode test, the arguments that the run recorded."""
+    activation (relu or tanh), orthogonal, state_deviation and initial_deviation, as in '{"hidden":
+    128, "core": "gru", "norm": true}' (norm adds a LayerNorm to the joint layer) or, to undo PPO's
+    changes, '{"orthogonal": false, "state_deviation": true}'. Default: none; with --mode test, the
+    run's arguments."""
 
     @property
     def spec(self) -> ActorSpec:
