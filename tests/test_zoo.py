@@ -123,7 +123,7 @@ def rows(folder: Path, states: Sequence[str], *scores: float) -> list[Any]:
 @pytest.mark.parametrize(
     ("states", "line"),
     [
-        (["done"] * 4, "20 ["),  # the mean of the middle half
+        (["done"] * 4, ": evaluation return 20 ["),  # the mean of the middle half
         (["done", "done", "stopped", "waiting"], "15 ["),
         (["done", "done", "stopped", "waiting"], "], 2 of 4 runs\n"),
         (["failed"] * 4, "none of 4 runs is complete\n"),

@@ -17,9 +17,9 @@ from torchbeast.errors import EXIT_DONE, EXIT_USAGE
 PROGRAMS = {
     "train": "Train an agent on this machine (monobeast).",
     "test": "Evaluate the checkpoint of a run (monobeast --mode test).",
-    "plot": "Plot the curves of runs.",
+    "plot": "Plot learning curves.",
     "sweep": "Train agents with different settings and rank them.",
-    "suite": "Train an algorithm on every task of a suite.",
+    "suite": "Train agents on every task of a suite.",
     "compare": "Compare the scores of two configurations.",
     "export": "Export an agent to a file that runs without TorchBeast.",
     "status": "Show the load of environment servers.",

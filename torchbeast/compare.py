@@ -235,7 +235,7 @@ def verdict(improvement: Estimate, runs: int) -> str:
         if runs >= _FEW:
             return f"{better} is better: {beats}."
         few = f"{counted(runs, 'run')} per task {'is' if runs == 1 else 'are'} not enough"
-        return f"Inconclusive: {few}. Train {_FEW} seeds or more."
+        return f"Inconclusive: {few}. Train with at least {_FEW} seeds."
     # Intervals shrink with the root of the runs. The end beyond 0.5 has to come back to it.
     wider = (value - low if value > 0.5 else high - value) / max(abs(value - 0.5), 1e-9)
     needed = max(_FEW, math.ceil(runs * wider**2), runs + 1) - runs

@@ -126,12 +126,12 @@ def _write(path: Path, content: bytes) -> None:
 
 def _what_goes_where(folder: Path, days: int) -> str:
     return f"""\
-Saved to {folder}, readable only by its owner. Copy over a secure connection (scp):
+Saved to {folder}, readable only by its owner. Copy these files securely, for example by scp:
   to machines that listen     server.pem server-key.pem ca.pem token
   to machines that connect    client.pem client-key.pem ca.pem token
-  do not copy                 ca-key.pem: anyone who has it can issue certificates
-Start the listening program (polybeast_learner or polybeast_env) with these flags. It then prints
-the command to run on the other machine.
+Keep ca-key.pem private: anyone who has it can issue certificates.
+Start the listening program (polybeast_learner or polybeast_env) with these flags. It then
+prints the command to run on the other machine.
   --listen 0.0.0.0:50051 --tls_cert server.pem --tls_key server-key.pem --tls_client_ca ca.pem \\
     --token_file token
 The certificates are valid for {days} days. Run this command again to renew them."""

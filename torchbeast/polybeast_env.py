@@ -128,12 +128,8 @@ def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) 
     what = f"Serving {counted(num_envs, f'{flags.environment.spec.name} environment')}"
     if flags.servers.learner is not None:
         return f"{what} to the learner at {flags.servers.learner}. Press Ctrl-C to stop."
-    first, last = addresses[0], addresses[-1]
-    where = (
-        ", ..., ".join(dict.fromkeys([first, last]))
-        if len(addresses) > 2
-        else " and ".join(addresses)
-    )
+    shown = addresses if len(addresses) <= 2 else [f"{addresses[0]}, ...", addresses[-1]]
+    where = " and ".join(shown)
     learn = f"{command('polybeast_learner')}{_flags_of_learner(flags)}"
     return f"{what} on {where}. Press Ctrl-C to stop.\nStart a learner with: {learn}"
 

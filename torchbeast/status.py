@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # compiled; `main` reports its absence
 PROGRAM = "status"
 _UNIX = "unix:"
 _OF_HOSTS = ("host", "streams", "envs", "for")
-_COLUMNS = ("server", "serves", "envs", "streams", "env steps/s", "env steps", "since")
+_COLUMNS = ("server", "environment", "envs", "streams", "env steps/s", "env steps", "since")
 _INTERVAL_S = 1.0  # in which it counts steps
 
 _Answer = dict[str, Any] | RunError

@@ -261,7 +261,8 @@ def _in_words(rows: Sequence[AgentRow]) -> str:
     if not scores:
         return f"none {of} is complete"
     score = with_interval(*compare.compared([[np.array(scores)]]).iqm[0])
-    return score if len(scores) == len(rows) else f"{score}, {len(scores)} {of}"
+    some = "" if len(scores) == len(rows) else f", {len(scores)} {of}"
+    return f"evaluation return {score}{some}"
 
 
 if __name__ == "__main__":

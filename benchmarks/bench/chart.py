@@ -19,7 +19,7 @@ def table(figures: Mapping[str, Figure], cores: int, title: str) -> Table:
     """Returns a row per figure, and the prediction of all stages together."""
     made = Table(title=title, title_justify="left")
     made.add_column("stage")
-    for name in ("steps/s", "CPU us per step", "share of stages"):
+    for name in ("steps/s", "CPU us per step", "share of CPU time"):
         made.add_column(name, justify="right")
     for name, figure in figures.items():
         is_stage = name in (*STAGES, REPLAY)

@@ -98,15 +98,11 @@ def _limiting_stage(figures: Mapping[str, Figure], cores: int) -> Verdict:
     alone = stages[slowest].steps_per_second
     is_slow = alone < cores * 1e6 / known and not _is_faster(figures.get(END_TO_END), alone)
     if math.isnan(known) or is_slow:
-        return Verdict(
-            slowest, f"The {slowest} limits speed: alone it reaches {alone:,.0f} steps/s."
-        )
+        return Verdict(slowest, f"Bottleneck: {slowest}. Alone it reaches {alone:,.0f} steps/s.")
     costly = max(stages, key=lambda name: stages[name].cpu_us)
     share = percent(stages[costly].cpu_us / known)
     every = "all stages" if len(stages) == len(names) else "the stages measured"
-    return Verdict(
-        costly, f"The {costly} limits speed: it takes {share} of the CPU time of {every}."
-    )
+    return Verdict(costly, f"Bottleneck: {costly}. It takes {share} of the CPU time of {every}.")
 
 
 def _is_faster(measured: Figure | None, alone: float) -> bool:
@@ -123,11 +119,11 @@ def _limit_beyond_stages(
     if busy < _IDLE * cores:
         return Verdict(
             "waiting",
-            f"Waiting limits speed: {below}, and {busy:.1f} of {cores} cores are busy; raise "
-            "--num_envs.",
+            f"Bottleneck: waiting. {below}, with {busy:.1f} of {cores} cores busy; "
+            "raise --num_envs.",
         )
     return Verdict(
         "sharing",
-        f"Sharing of cores limits speed: {below}. A step costs {measured.cpu_us:,.0f} us of CPU "
+        f"Bottleneck: sharing of cores. {below}. A step costs {measured.cpu_us:,.0f} us of CPU "
         f"time there, and {cpu_sum(figures):,.0f} us in the stages alone.",
     )

@@ -50,8 +50,8 @@ def costs(model: Actor, space: ObservationSpace) -> list[Cost]:
 def table(found: list[Cost]) -> str:
     """Returns a line for the network and each leaf."""
     return "\n".join(
-        f"{cost.name}: {cost.parameters:,} parameters, {cost.microseconds:,.1f} us per step"
-        + (f", {cost.kind}" if cost.kind else "")
+        f"{cost.name}{f' ({cost.kind})' if cost.kind else ''}: {cost.parameters:,} parameters, "
+        f"{cost.microseconds:,.1f} us per step"
         for cost in found
     )
 

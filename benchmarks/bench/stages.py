@@ -31,7 +31,7 @@ from torchbeast.servers.env_servers import ServerPlan, plans_for_local_servers
 from torchbeast.servers.source import inference_threads
 
 SHARED = "replay, shared"
-SINGLE = "transport, 1 environment per stream"
+SINGLE = "transport, 1 env per stream"
 
 
 class Stages:

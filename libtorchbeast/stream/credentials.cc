@@ -44,7 +44,7 @@ void add_token(const Credentials& credentials, grpc::ClientContext* context) {
 grpc::Status check_token(const Credentials& credentials, const Headers& headers) {
   if (credentials.token.empty()) return grpc::Status::OK;
   if (headers.count(kHeader) != 1) {
-    return refused("token required: pass --token_file with a copy of its token file");
+    return refused("token required: pass --token_file with a copy of the other side's token file");
   }
   const grpc::string_ref value = headers.find(kHeader)->second;
   const std::string_view header(value.data(), value.size());

@@ -70,7 +70,7 @@ def test_every_stage_is_in_the_table_and_in_the_files(
     files = ["--json", str(tmp_path / "b.json"), "--png", str(tmp_path / "b.png")]
     assert main([*SMALL, *files]) == 0
     said = capsys.readouterr().out
-    assert all(name in said for name in (*STAGES, END_TO_END, "predicted", "limits")), said
+    assert all(name in said for name in (*STAGES, END_TO_END, "predicted", "Bottleneck: ")), said
     record = json.loads((tmp_path / "b.json").read_text())
     assert set(record["stages"]) == {*STAGES, SINGLE, END_TO_END}
     for stage in record["stages"].values():

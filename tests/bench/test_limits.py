@@ -33,7 +33,7 @@ def test_the_sum_of_the_costs_over_the_cores_is_the_prediction() -> None:
 
 
 def test_the_transport_of_another_setting_costs_nothing_in_the_prediction() -> None:
-    found = stages(300, 90, 600) | {"transport, 1 environment per stream": on_all_cores(80)}
+    found = stages(300, 90, 600) | {"transport, 1 env per stream": on_all_cores(80)}
     assert cpu_sum(found) == 1000
 
 
@@ -42,7 +42,7 @@ def test_a_rate_near_the_prediction_is_limited_by_the_largest_cost() -> None:
         found = stages(*costs) | {END_TO_END: Figure(1900, 1050)}
         verdict = judge(found, CORES)
         assert verdict.limit == expected
-        assert f"The {expected} limits" in verdict.sentence
+        assert f"Bottleneck: {expected}." in verdict.sentence
     assert "50 %" in verdict.sentence
 
 
@@ -63,7 +63,7 @@ def test_a_rate_far_below_the_prediction_with_idle_cores_is_waiting() -> None:
     found = stages(300, 90, 600) | {END_TO_END: Figure(1000, 1000)}
     verdict = judge(found, CORES)
     assert verdict.limit == "waiting"
-    assert "50 %" in verdict.sentence and "1.0 of 2 cores are busy" in verdict.sentence
+    assert "50 %" in verdict.sentence and "1.0 of 2 cores busy" in verdict.sentence
 
 
 def test_a_rate_far_below_the_prediction_on_busy_cores_is_sharing() -> None:

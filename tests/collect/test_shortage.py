@@ -19,7 +19,7 @@ def test_lost_streams_say_when_they_end_the_run_and_how_many_prevent_it() -> Non
         LostStream("b:50", 2.0, short),
     ]
     assert describe_lost_streams(lost_streams, live=1) == (
-        "Lost 3 of 4 streams (the first 17 s ago): a:50, b:50; reconnecting. Giving up in 43 s "
+        "Lost 3 of 4 streams (the first one 17 s ago): a:50, b:50; reconnecting. Giving up in 43 s "
         "unless at least 2 streams are connected (--min_streams). Connected now: 1"
     )
 
@@ -30,7 +30,8 @@ def test_of_several_reasons_that_of_the_stream_lost_first_is_said() -> None:
         LostStream("b:50", 17.3, None, "this is not its token"),
     ]
     assert describe_lost_streams(lost_streams, live=1) == (
-        "Lost 2 of 3 streams (the first 17 s ago): a:50, b:50 (this is not its token); reconnecting"
+        "Lost 2 of 3 streams (the first one 17 s ago): a:50, b:50 (this is not its token); "
+        "reconnecting"
     )
 
 

@@ -162,7 +162,7 @@ def test_a_complete_run_continues_in_either_program_and_is_evaluated(workshop: W
         code, said = workshop.run(program, *more, str(steps))
         assert code == 0 and f"at step {steps - 400}." in said, said
         lines = [line for line in said.splitlines() if "recorded" in line]
-        assert lines == [f"total_steps {steps} (recorded {steps - 400})"]
+        assert lines == [f"total_steps {steps} (previously {steps - 400})"]
         assert ("learning_rate 0.0004 from step 400 on (was 0)" in said) == changes_rate, said
         assert saved_step(workshop, "a") == steps
     assert workshop.meta("a")["args"]["env"] == "Catch"

@@ -35,7 +35,7 @@ def test_printed_commands_test_and_resume_a_run_in_a_users_environment_with_argu
     code, resumed = workshop.run(program, *printed(said, "To resume"))
     assert code == 0 and "at step 200." in resumed and "400 in total" in resumed, resumed
     changed = [line for line in resumed.splitlines() if "recorded" in line]
-    assert changed == ["total_steps 400 (recorded 200)"]
+    assert changed == ["total_steps 400 (previously 200)"]
 
 
 @pytest.mark.long

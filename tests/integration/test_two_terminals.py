@@ -177,8 +177,8 @@ def test_a_server_that_dies_is_replaced_and_the_learner_continues(workshop: Work
     assert len(found) == 3 and first in found and third in found
     servers.send(signal.SIGINT)
     assert servers.end() == 0, servers.said
-    learner.wait_for(r"streams 0 of 3, 3 lost, the first \d+ s ago")
-    learner.wait_for(r"^Lost all 3 streams \(the first \d+ s ago\): unix:.*; reconnecting")
+    learner.wait_for(r"streams 0 of 3, 3 lost, the first one \d+ s ago")
+    learner.wait_for(r"^Lost all 3 streams \(the first one \d+ s ago\): unix:.*; reconnecting")
     learner.send(signal.SIGINT)
     assert learner.end() == 0, learner.said
     assert "more servers" not in learner.said

@@ -216,7 +216,7 @@ def test_a_learner_with_the_same_folder_goes_on_where_the_run_is(
         learner.train(2 * STEPS)
         before = weights_of(learner)
     again = Learner(scheme_of(), 4 * STEPS, tmp_path / "run")
-    assert "total_steps 80 (recorded 200)" in capsys.readouterr().out.splitlines()
+    assert "total_steps 80 (previously 200)" in capsys.readouterr().out.splitlines()
     assert_same(before, weights_of(again))
     again.train()
     steps = [row["step"] for row in read_logs(tmp_path / "run")]

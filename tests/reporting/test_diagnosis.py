@@ -283,7 +283,7 @@ def test_with_lost_streams_the_diagnosis_is_their_loss() -> None:
         [LostStream(f"unix:/a.{i // 2}", 10.0 + i) for i in range(10)], live=0
     )
     assert many is not None and many.sentence == (
-        "Lost all 10 streams (the first 19 s ago): unix:/a.0, unix:/a.1, unix:/a.2 and 2 more; "
+        "Lost all 10 streams (the first one 19 s ago): unix:/a.0, unix:/a.1, unix:/a.2 and 2 more; "
         "reconnecting"
     )
 

@@ -181,13 +181,13 @@ def test_lost_streams_are_reported_at_once_with_the_time_since() -> None:
     )
     assert [line.rpartition("  streams ")[2] for line in lines if line.startswith("steps")] == [
         "4",
-        "2 of 4, 2 lost, the first 12 s ago",
-        "2 of 4, 2 lost, the first 12 s ago",
+        "2 of 4, 2 lost, the first one 12 s ago",
+        "2 of 4, 2 lost, the first one 12 s ago",
         "4",
     ]
     assert [line for line in lines if not line.startswith("steps")] == [
         "add servers",
-        "Lost 2 of 4 streams (the first 12 s ago): unix:/a.2, unix:/a.1; reconnecting",
+        "Lost 2 of 4 streams (the first one 12 s ago): unix:/a.2, unix:/a.1; reconnecting",
     ]
 
 

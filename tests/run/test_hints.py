@@ -16,7 +16,7 @@ from torchbeast.run.config import UNKNOWN, hint_of_settings
 
 def test_tuned_settings_of_the_task_are_named_before_the_general_advice() -> None:
     hint = hint_of_settings("CartPole-v1", "ppo", False)
-    assert hint == "Tuned settings for CartPole-v1 with ppo: --preset cartpole-ppo"
+    assert hint == "Tip: tuned settings for CartPole-v1 with ppo: --preset cartpole-ppo"
     both = hint_of_settings("CartPole-v1", "impala", True)
     assert "--preset cartpole-impala or cartpole-impala-lstm" in both
 
@@ -35,5 +35,5 @@ def test_only_a_run_without_a_preset_prints_a_hint(
     flags = MonoBeastFlags(run=RunConfig(savedir=str(tmp_path), xpid="run"))
     flags = dataclasses.replace(flags, defaults=DefaultsFlags(preset=preset))
     train_with(flags, "Catch", 1.0)
-    hint = "Tuned settings for Catch with impala: --preset catch-impala"
+    hint = "Tip: tuned settings for Catch with impala: --preset catch-impala"
     assert (hint in capsys.readouterr().out) == (preset is None)

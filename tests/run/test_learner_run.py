@@ -297,8 +297,8 @@ def test_resuming_with_other_settings_lists_them(
     lines = capsys.readouterr().out.splitlines()
     start = lines.index(f"Resuming {tmp_path / 'run'} at step {2 * T * B}.") + 1
     assert lines[start : start + 3] == [
-        "batch_size 16 (recorded 8)",
-        "num_envs 8 (recorded None)",
+        "batch_size 16 (previously 8)",
+        "num_envs 8 (previously None)",
         f"learning_rate 0.0004 from step {2 * T * B} on (was 0.00048), linear to 0 at step 100,000",
     ]
 

@@ -200,4 +200,4 @@ def _end(streams: Sequence[LostStream]) -> str:
 def since(streams: Sequence[LostStream]) -> str:
     """Returns "lost 12 s ago"; for several streams, the time of the first loss."""
     first = max(stream.seconds for stream in streams)
-    return f"lost{', the first' * (len(streams) > 1)} {first:.0f} s ago"
+    return f"lost{', the first one' * (len(streams) > 1)} {first:.0f} s ago"

@@ -157,7 +157,7 @@ def hint_of_settings(env_id: str, algo: str, are_defaults: bool) -> str:
     are_defaults: whether the settings are IMPALA's defaults.
     """
     if tuned := [name for name, preset in PRESETS.items() if preset.task == (env_id, algo)]:
-        return f"Tuned settings for {env_id} with {algo}: --preset {' or '.join(tuned)}"
+        return f"Tip: tuned settings for {env_id} with {algo}: --preset {' or '.join(tuned)}"
     if not are_defaults or env_id == UNKNOWN or plays_atari(env_id):
         return ""
     return (

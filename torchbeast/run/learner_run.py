@@ -151,7 +151,7 @@ class LearnerRun:
             say(f"Resuming {self.session.folder.path} at step {self.progress.step:,}.")
             for name, (before, now) in self._changed.items():
                 if name not in schedules:
-                    say(f"{name} {now} (recorded {before})")
+                    say(f"{name} {now} (previously {before})")
         for line in schedules.values():
             say(line)
 

@@ -446,9 +446,9 @@ def _ways(scheme: Scheme) -> tuple[str, str]:
     if scheme.learns_from_transitions:
         forward = f"{rollouts.batch_size} replayed steps"
     if scheme.col_remote_workers == 0:
-        return forward, "weights, before every batch"
+        return forward, "weights before every batch"
     if scheme.is_synchronous:
-        return forward, "weights, before every batch: all workers wait for them"
+        return forward, "weights before every batch; all workers wait for them"
     if scheme.inference == "central":
         return forward, "actions of the newest weights, without waiting for updates"
     return forward, "the newest weights at every step, without waiting"
@@ -495,7 +495,7 @@ def _learner(scheme: Scheme) -> list[str]:
     return [
         f"{scheme.algo_factory.algo.__name__}, network {network.name}{memory}",
         gradients,
-        f"update {scheme.update_execution}",
+        f"{scheme.update_execution} update",
     ]
 
 

@@ -30,7 +30,7 @@ _KEYS = f"{command('keys')} creates one"
 
 _CONNECT_S = 3.0
 _PORT_OF_TLS = (
-    "this port uses TLS: replace --insecure with --tls_ca and the CA certificate of the other side"
+    "this port uses TLS: replace --insecure with --tls_ca and the other side's CA certificate"
 )
 _NO_TLS = (
     "this port does not use TLS: start the listening side with --tls_cert and --tls_key, or use "

@@ -225,7 +225,7 @@ def table(ranking: Sequence[Ranked]) -> Table:
     compared = ranking[0][0].agent.compared
     names = ["", *compared, "median return", "returns"]
     laid_out = table_of("Ranking by the median of the mean returns", names)
-    laid_out.add_column("agents")
+    laid_out.add_column("runs")
     for place, group in enumerate(ranking, 1):
         seeds = ", ".join(
             f"{standing(row)}{'' if row.state == 'done' else f' ({row.state})'}"
