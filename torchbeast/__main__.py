@@ -25,7 +25,7 @@ PROGRAMS = {
     "status": "Show the load of environment servers.",
     "bench": "Measure how fast TorchBeast runs on this machine.",
     "keys": "Create certificates and a token for several machines.",
-    "monobeast": "Train on this machine, without a compiler.",
+    "monobeast": "Train on this machine (no compiler needed).",
     "polybeast": "Train with environment servers on this machine.",
     "polybeast_learner": "Train with environment servers that are already running.",
     "polybeast_env": "Serve environments to a learner.",

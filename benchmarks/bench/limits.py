@@ -119,8 +119,8 @@ def _limit_beyond_stages(
     if busy < _IDLE * cores:
         return Verdict(
             "waiting",
-            f"Bottleneck: waiting. {below}, with {busy:.1f} of {cores} cores busy; "
-            "raise --num_envs.",
+            f"Bottleneck: processes that wait for each other. {below}, with {busy:.1f} of {cores} "
+            "cores busy; raise --num_envs.",
         )
     return Verdict(
         "sharing",
