@@ -38,7 +38,7 @@ _MUCH = 0.25  # share of waiting from which on advice is worthwhile
 _BUSY = 0.5  # with a smaller share of learning, the learner is not the bottleneck
 _FULL = 0.85  # share of the cores in use from which on there is no time left
 _LITTLE = 0.25  # processor time below which a process waits; share of cores that others may take
-_OLD = 8.0  # mean policy lag from which on advice is worthwhile; defaults aim at less than 4
+_OLD = 16.0  # mean policy lag up to which V-trace lost nothing: docs/results/lag.md
 
 
 class Reading(NamedTuple):
@@ -140,7 +140,7 @@ def diagnose(
     mean_lag: policy lag of the newest batch. If it is large, the message also says what reduces it.
     """
     bottleneck = _bottleneck(shares, collection)
-    if bottleneck is None or collection.fixed_lag is not None or not mean_lag >= _OLD:
+    if bottleneck is None or collection.fixed_lag is not None or not mean_lag > _OLD:
         return bottleneck
     advice = f"raise batch_size, because the policy lag is {mean_lag:.0f} versions"
     return Diagnosis(bottleneck.limit, f"{bottleneck.sentence}; {advice}")
