@@ -226,29 +226,40 @@ def train(contestant: Contestant, folder: Path) -> bool:
 
 
 def keep(runs: Path) -> None:
-    """Writes a curve for each run, draws them and prints when they reached the score."""
+    """Writes a curve for each run; draws all that are there, and prints when they reached the
+    score.
+    """
     FOLDER.mkdir(exist_ok=True)
-    rows = ["| task | program | minutes to the score | at the end |", "| --- | --- | --- | --- |"]
     for task, contestants in CONTESTANTS.items():
         for name, contestant in contestants.items():
-            reached, ends = [], []
-            for path in sorted(runs.glob(f"{task}_{name}_*/run.json")):
+            for path in runs.glob(f"{task}_{name}_*/run.json"):
                 record = json.loads(path.read_text())
                 last = record["began"] + LIMIT_S  # it may log while it ends
                 means = [row for row in contestant.readings(path.parent) if row[0] <= last]
                 write(FOLDER / f"{path.parent.name.replace('_', '-')}.csv", record, means)
-                reached.append(minutes_to(SCORES[task], record, means))
-                ends.append(f"{means[-1][1]:,.4g}")
-            cells = [f"{TITLES[task]}, {SCORES[task]:g}", contestant.label]
-            rows.append(f"| {' | '.join([*cells, ', '.join(reached), ', '.join(ends)])} |")
-    FIGURES["time-to-score/curves"] = [panel_of(task) for task in CONTESTANTS]
+    print("| task | program | minutes to the score | at the end |\n| --- | --- | --- | --- |")
+    for task, contestants in CONTESTANTS.items():
+        for name, contestant in contestants.items():
+            if curves := [*map(read, sorted(FOLDER.glob(f"{task}-{name}-*.csv")))]:
+                reached = ", ".join(minutes_to(SCORES[task], curve) for curve in curves)
+                ends = ", ".join(f"{curve[-1][1]:,.4g}" for curve in curves)
+                goal = f"{TITLES[task]}, {SCORES[task]:g}"
+                print(f"| {goal} | {contestant.label} | {reached} | {ends} |")
+    panels = map(panel_of, CONTESTANTS)
+    FIGURES["time-to-score/curves"] = [panel for panel in panels if panel.lines]
     draw("time-to-score/curves")
-    print("\n".join(rows))
 
 
-def minutes_to(score: float, record: dict[str, Any], means: list[Reading]) -> str:
+def read(path: Path) -> list[Reading]:
+    """Returns a kept curve: seconds since the start, and mean returns."""
+    lines = (line for line in path.read_text().splitlines() if not line.startswith("#"))
+    rows = (row for row in csv.DictReader(lines) if row[plot.RETURN])
+    return [(float(row["seconds"]), float(row[plot.RETURN])) for row in rows]
+
+
+def minutes_to(score: float, curve: list[Reading]) -> str:
     """Returns the minutes from the start until the mean first reaches the score."""
-    reached = (when - record["began"] for when, mean in means if mean >= score)
+    reached = (seconds for seconds, mean in curve if mean >= score)
     return next((f"{seconds / 60:.1f}" for seconds in reached), "not reached")
 
 

@@ -17,7 +17,6 @@ from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.rollout_buffers import slot_bytes
 from torchbeast.collect.source import FleetCollection, FleetSource
 from torchbeast.core.algos.config import with_values
-from torchbeast.core.base.checks import counted
 from torchbeast.envs.env_process import spaces_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE
@@ -59,7 +58,7 @@ def plan_of(flags: RayBeastFlags, supervisor: Supervisor, ending: ExitStack) -> 
     fleet.reserve_for_learner()
     num_envs = flags.ray.num_envs or flags.ray.usual_environments(workers)
     flags = with_values(flags, {"num_envs": num_envs})  # recorded, so that a resumed run keeps it
-    say(f"{fleet}; {num_envs} environments in {counted(workers, 'actor')}.")
+    say(f"{fleet}; {num_envs} environments in {workers} actor{'s' * (workers > 1)}.")
     collection = ClusterCollection(
         num_envs=num_envs,
         processes=workers,
