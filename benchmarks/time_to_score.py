@@ -10,7 +10,7 @@ same command continues after an interruption. `keep` writes the mean returns of 
 training episodes to docs/results/time-to-score, draws all that is there, and prints a table.
 
 Each peer has a Python of its own, named by a variable:
-  RL_ZOO_PYTHON          with rl_zoo3, gymnasium[mujoco] and box2d
+  RL_ZOO_PYTHON          with rl_zoo3, gymnasium[mujoco], box2d and pygame
   SAMPLE_FACTORY_PYTHON  as sample_factory.py makes it
   CLEANRL_PYTHON         with torch, envpool, gym and tensorboard; CLEANRL is a checkout
   ORIGINAL_PYTHON        with the requirements of TorchBeast 2019; ORIGINAL is a checkout
