@@ -173,8 +173,8 @@ def test_failing_runs_leave_no_environment(address: str) -> None:
 def test_many_connections_leave_no_environment(address: str) -> None:
     with serving(served_envs.Recording, address):
         served_envs.Recording.forget()
-        for _ in range(10):
-            with playing([address] * 2) as game:
+        for _ in range(20):  # one stream each, because with two the other may not have begun
+            with playing([address]) as game:
                 game.rollout()
         wait_for(lambda: len(served_envs.Recording.closed) == 21)  # and the one that was described
         served_envs.Recording.forget()
