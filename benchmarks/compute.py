@@ -22,20 +22,16 @@ from typing import NamedTuple
 import torch
 from bench import synthetic
 from figures import interleaved, print_table, write_json
+from reference_loop import learner
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchbeast.collect.config import RolloutConfig
-from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors import torsos
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import make_agent
-from torchbeast.core.algos.config import IMPALAConfig, StepConfig
-from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.base.specs import ActorSpec, Precision
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.fleets.system import available_cores, keep_freed_memory
-from torchbeast.run.assemble import LearnerConfig, assemble
-from torchbeast.run.config import HardwareConfig
 
 FRAMES, ACTIONS = ArraySpec((4, 84, 84), "uint8"), Discrete(6)
 LAYOUTS = {
@@ -125,23 +121,14 @@ def _agent(case: Case, use_lstm: bool) -> Agent:
 
 def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
     """Returns a run of one update; a row is a learnt step."""
-    config = LearnerConfig(
-        actor=ActorSpec(case.model, use_lstm=arguments.use_lstm),
-        algo=IMPALA,
-        algorithm=IMPALAConfig(reward_clipping="abs_one"),
-        step=StepConfig(),
-        total_steps=10**9,
-        rollouts=RolloutConfig(
-            batch_size=arguments.batch_size, unroll_length=arguments.unroll_length
-        ),
-        hardware=HardwareConfig(
-            torch_threads=case.threads,
-            precision=case.precision,
-            megabytes_at_once=case.size,
-            disable_cuda=True,
-        ),
+    made = learner(
+        ActorSpec(case.model, use_lstm=arguments.use_lstm),
+        (FRAMES, ACTIONS, 1),
+        RolloutConfig(batch_size=arguments.batch_size, unroll_length=arguments.unroll_length),
+        case.threads,
+        case.precision,
+        case.size,
     )
-    made = assemble(config, lambda spec: make_agent(spec, FRAMES, ACTIONS, 1), PublishedWeights)
     threads = torch.get_num_threads()
     rollout = synthetic.rollout(
         made.agent, FRAMES, arguments.unroll_length, arguments.batch_size, extras=made.algo.needs

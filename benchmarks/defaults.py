@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from figures import Figures, interleaved, print_table, write_json
-from progress import Program, measured, torchbeast
+from progress import Program, add_flags, measured, torchbeast
 
 PROGRAMS = ("monobeast", "polybeast", "raybeast")
 MODELS = {"polybeast": "deep"}  # of images, where it is not shallow
@@ -40,13 +40,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=PROGRAMS)
     parser.add_argument("--original", type=Path, help="checkout of the original TorchBeast")
-    parser.add_argument("--warm_up", type=float, default=8.0, help="seconds before the measurement")
-    parser.add_argument("--seconds", type=float, default=30.0, help="length of one run")
-    parser.add_argument(
-        "--patience", type=float, default=120.0, help="seconds to wait for the first update"
-    )
-    parser.add_argument("--repeats", type=int, default=3, help="number of rounds")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    add_flags(parser, warm_up=8.0)
     return parser.parse_args()
 
 

@@ -15,12 +15,11 @@ import argparse
 import functools
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from figures import interleaved, print_table, write_json
-from progress import measured, torchbeast
+from progress import add_flags, measured, torchbeast
 
 from torchbeast import envs
 from torchbeast.core.envs.spaces import Box
@@ -49,13 +48,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--programs", nargs="*", choices=PROGRAMS, default=PROGRAMS)
     parser.add_argument("--num_envs", type=int, default=32)
     parser.add_argument("--threads", type=int, default=available_cores())
-    parser.add_argument("--warm_up", type=float, default=5.0, help="seconds before a program's run")
-    parser.add_argument("--seconds", type=float, default=10.0, help="length of one run")
-    parser.add_argument(
-        "--patience", type=float, default=120.0, help="for a program's first update"
-    )
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    add_flags(parser, seconds=10.0)
     return parser.parse_args()
 
 

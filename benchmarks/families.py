@@ -11,7 +11,6 @@ Environments that are not chosen or not installed keep the returns that the page
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import re
 import signal
@@ -24,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from torchbeast.reporting.log_files import read_logs
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "environments.md"
 ZOO = PAGE.parents[1] / "results" / "zoo.md"
@@ -139,8 +140,8 @@ def _run(family: Family, seconds: float) -> str:
             *("--reward_clipping=none", *family.flags),
         ]
         said = _output(command, Path(folder), seconds)
-        log = Path(folder, "x", "logs.csv")
-        rows = list(csv.DictReader(log.open())) if log.exists() else []
+        run = Path(folder, "x")
+        rows = [*read_logs(run)] if (run / "logs.csv").exists() else []
     if len(rows) > 1:
         return _change(rows, actors)
     print(said)
@@ -163,17 +164,16 @@ def _output(command: Sequence[str], folder: Path, seconds: float) -> str:
     return output.read_text()
 
 
-def _change(rows: Sequence[dict[str, str]], actors: int) -> str:
+def _change(rows: Sequence[dict[str, float]], actors: int) -> str:
     """Returns the mean returns of 20 early and the last 20 updates with an episode (or a fifth),
     in bold if the last is higher by three standard errors.
 
     Updates before an environment could end the longest episode do not count: the episodes that have
     ended by then are the short ones.
     """
-    ended = [row for row in rows if row["mean_episode_return"]]
-    longest = max((float(row["mean_episode_length"]) for row in ended), default=0.0)
-    ended = [row for row in ended if float(row["step"]) >= actors * longest]
-    found = [float(row["mean_episode_return"]) for row in ended]
+    ended = [row for row in rows if "mean_episode_return" in row]
+    longest = max((row["mean_episode_length"] for row in ended), default=0.0)
+    found = [row["mean_episode_return"] for row in ended if row["step"] >= actors * longest]
     if (count := min(20, len(found) // 5)) < 5:
         return ""
     parts = found[:count], found[-count:]

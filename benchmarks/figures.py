@@ -8,8 +8,11 @@ import json
 import math
 import platform
 import statistics
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,3 +103,26 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_nan(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def bare_grpc(
+    program: Path, message_bytes: int, num_servers: int, num_streams: int
+) -> Iterator[Callable[[float], float]]:
+    """Yields the measurement of gRPC alone, in messages/s over some seconds.
+
+    program: built from bare_grpc.cc. Its servers live as long as the context.
+    """
+    with tempfile.TemporaryDirectory(prefix="torchbeast-") as folder, ExitStack() as opened:
+        addresses = [f"unix:{folder}/{i}" for i in range(num_servers)]
+        for address in addresses:
+            command = [str(program), "serve", address, str(message_bytes)]
+            server = opened.enter_context(subprocess.Popen(command))
+            opened.callback(server.kill)
+
+        def measure(seconds: float) -> float:
+            command = [str(program), "measure", str(seconds), str(num_streams), *addresses]
+            found = subprocess.run(command, capture_output=True, text=True, check=True)
+            return float(found.stdout)
+
+        yield measure

@@ -35,6 +35,7 @@ from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.run_folder import read_meta
 
 GAMES = {"breakout": "Breakout", "asterix": "Asterix", "spaceinvaders": "Space Invaders"}
@@ -124,8 +125,8 @@ Results = defaultdict[tuple[str, str, int], dict[int, float]]
 
 def greedy_return(folder: Path) -> float:
     """Returns the mean return of the evaluation after training."""
-    rows = csv.DictReader((folder / "evaluations.csv").read_text().splitlines())
-    return float([*rows][-1]["mean_episode_return"])
+    *_, last = read_logs(folder / "evaluations.csv")
+    return last["mean_episode_return"]
 
 
 def read() -> Results:

@@ -16,12 +16,11 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import reference_loop
 import torch
 from figures import Figures, interleaved, print_table, write_json
-from progress import measured, torchbeast
+from progress import add_flags, measured, torchbeast
 
 from torchbeast.fleets.system import available_cores
 
@@ -55,18 +54,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--num_envs", type=int, default=32)
     parser.add_argument("--unroll_length", type=int, default=20)
     parser.add_argument("--batch_size", type=int, default=32)
-    parser.add_argument("--warm_up", type=float, default=5.0, help="seconds before the measurement")
-    parser.add_argument("--seconds", type=float, default=30.0, help="length of one run")
-    parser.add_argument(
-        "--patience", type=float, default=120.0, help="seconds to wait for the first update"
-    )
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    add_flags(parser)
     return parser.parse_args()
 
 
 def _flags(arguments: argparse.Namespace) -> dict[str, object]:
-    return {name: getattr(arguments, name) for name in ("num_envs", "unroll_length", "batch_size")}
+    return {name: getattr(arguments, name) for name in SETTINGS}
 
 
 def _reference(arguments: argparse.Namespace, model: str) -> Callable[[], float]:

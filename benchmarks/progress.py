@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import os
@@ -12,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Program:
     readings: Callable[[Path], list[Reading]]  # read from the files in that folder
 
 
-def measured(program: Program, arguments: argparse.Namespace) -> float:
+def measured(program: Program, arguments: Namespace) -> float:
     """Runs the program in a temporary folder and returns its learnt steps/s."""
     with tempfile.TemporaryDirectory(prefix="torchbeast-compared-") as name:
         folder = Path(name)
@@ -55,6 +55,18 @@ def measured(program: Program, arguments: argparse.Namespace) -> float:
             )
         except ProgramFailed as error:
             sys.exit(f"{program.name} {error}")
+
+
+def add_flags(
+    parser: ArgumentParser, *, warm_up: float = 5.0, seconds: float = 30.0, patience: float = 120.0
+) -> None:
+    """Adds the flags of a comparison of programs, with these defaults."""
+    add = parser.add_argument
+    add("--warm_up", type=float, default=warm_up, help="seconds before a program is measured")
+    add("--seconds", type=float, default=seconds, help="length of one run")
+    add("--patience", type=float, default=patience, help="seconds to wait for the first update")
+    add("--repeats", type=int, default=3, help="number of rounds")
+    add("--json", type=Path, help="also write the figures to this file")
 
 
 def torchbeast(program: str, model: str, flags: Mapping[str, object]) -> Program:
@@ -73,7 +85,7 @@ def torchbeast(program: str, model: str, flags: Mapping[str, object]) -> Program
 def _torchbeast_readings(folder: Path) -> list[Reading]:
     if not (folder / "run" / "logs.csv").exists():
         return []
-    return [(row["_time"], row["step"]) for row in read_logs(folder / "run") if "step" in row]
+    return [(row["_time"], row["step"]) for row in read_logs(folder / "run")]
 
 
 def learnt_per_second(

@@ -31,7 +31,7 @@ from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.config import IMPALAConfig, StepConfig
 from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.base.specs import ActorSpec, Precision
-from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
 from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.fleets.system import available_cores, keep_freed_memory
 from torchbeast.run.assemble import Assembled, LearnerConfig, assemble
@@ -96,7 +96,14 @@ def loop_of(
 ) -> Iterator[dict[str, float]]:
     """Runs the loop; yields the seconds of each update by stage."""
     env = envs.make(arguments.env, arguments.num_envs, num_threads=arguments.threads)
-    made = _learner(arguments, size, env)
+    keep_freed_memory("cpu")
+    made = learner(
+        ActorSpec(arguments.model, use_lstm=arguments.use_lstm),
+        (env.observation_space, env.action_space, env.frame_stack),
+        RolloutConfig(batch_size=arguments.num_envs, unroll_length=arguments.unroll_length),
+        arguments.threads,
+        *size,
+    )
     agent, inside_of_operations = made.agent, torch.get_num_threads()
     spec = RolloutSpec(agent, made.algo.needs, arguments.unroll_length)
     slot = SharedRollouts(spec, arguments.num_envs, num_slots=1)
@@ -114,29 +121,32 @@ def loop_of(
         yield seconds | {"learning": time.perf_counter() - before}
 
 
-def _learner(
-    arguments: argparse.Namespace, size: tuple[Precision, float], env: VecEnv
+def learner(
+    actor: ActorSpec,
+    spaces: tuple[ObservationSpace, ActionSpace, int],
+    rollouts: RolloutConfig,
+    threads: int,
+    precision: Precision,
+    megabytes_at_once: float,
 ) -> Assembled:
-    """Learns from one rollout of every environment."""
-    precision, megabytes = size
-    spaces = env.observation_space, env.action_space, env.frame_stack
+    """Assembles a learner of IMPALA, without a GPU.
+
+    spaces: observation space, action space and frame stack.
+    """
     config = LearnerConfig(
-        actor=ActorSpec(arguments.model, use_lstm=arguments.use_lstm),
+        actor=actor,
         algo=IMPALA,
         algorithm=IMPALAConfig(reward_clipping="abs_one"),
         step=StepConfig(),
         total_steps=10**9,
-        rollouts=RolloutConfig(
-            batch_size=arguments.num_envs, unroll_length=arguments.unroll_length
-        ),
+        rollouts=rollouts,
         hardware=HardwareConfig(
-            torch_threads=arguments.threads,
+            torch_threads=threads,
             precision=precision,
-            megabytes_at_once=megabytes,
+            megabytes_at_once=megabytes_at_once,
             disable_cuda=True,
         ),
     )
-    keep_freed_memory("cpu")
     return assemble(config, lambda spec: make_agent(spec, *spaces), PublishedWeights)
 
 

@@ -13,7 +13,6 @@ there. Use seeds that the settings were not tuned on.
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,8 @@ from typing import NamedTuple
 
 from keep_results import Row, write_thinned
 from result_figures import RESULTS, draw
+
+from torchbeast.reporting.log_files import read_logs
 
 GAMES = ("Breakout", "SpaceInvaders")
 STEPS = 1_000_000
@@ -146,9 +147,7 @@ def _cell(of_seeds: list[list[Row]], milestone: int) -> str:
 
 def rows_of(kept: Path) -> list[Row]:
     """Returns the rows of a kept run, without empty cells."""
-    with open(kept, newline="", encoding="utf-8") as file:
-        rows = csv.DictReader(line for line in file if not line.startswith("#"))
-        return [{name: float(cell) for name, cell in row.items() if cell} for row in rows]
+    return [*read_logs(kept)]
 
 
 def return_at(rows: Iterable[Row], milestone: int) -> float | None:

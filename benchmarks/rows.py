@@ -17,7 +17,7 @@ import statistics
 from pathlib import Path
 
 from figures import Figures, interleaved, write_json
-from progress import measured, torchbeast
+from progress import add_flags, measured, torchbeast
 
 ROWS: dict[str, tuple[str, dict[str, object]]] = {
     "shallow": ("shallow", {}),
@@ -52,14 +52,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--num_envs", type=int, default=32)
     parser.add_argument("--unroll_length", type=int, default=20)
     parser.add_argument("--batch_size", type=int, default=8)
-    parser.add_argument("--warm_up", type=float, default=8.0, help="seconds before the measurement")
-    parser.add_argument("--seconds", type=float, default=30.0, help="length of one run")
-    parser.add_argument(
-        "--patience", type=float, default=120.0, help="seconds to wait for the first update"
-    )
-    parser.add_argument("--repeats", type=int, default=3, help="number of rounds")
+    add_flags(parser, warm_up=8.0)
     parser.add_argument("--csv", type=Path, help="also write every figure to this file")
-    parser.add_argument("--json", type=Path, help="the same, with machine and settings")
     return parser.parse_args()
 
 

@@ -28,7 +28,7 @@ from datetime import datetime
 from pathlib import Path
 
 from figures import Figures, interleaved, print_table, write_json
-from progress import Program, Reading, measured, torchbeast
+from progress import Program, Reading, add_flags, measured, torchbeast
 
 from torchbeast.fleets.system import available_cores
 
@@ -89,21 +89,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
     parser.add_argument("--num_envs", type=int, default=64, help="also the rollouts per update")
     parser.add_argument("--cores", type=int, default=available_cores())
-    parser.add_argument(
-        "--warm_up", type=float, default=20.0, help="seconds before the measurement"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=70.0, help="length of one run; at least 70"
-    )
-    parser.add_argument(
-        "--patience", type=float, default=300.0, help="seconds to wait for the first update"
-    )
-    parser.add_argument("--repeats", type=int, default=3)
+    # Sample Factory's counter moves by whole batches, so a run has to last 70 seconds at least.
+    add_flags(parser, warm_up=20.0, seconds=70.0, patience=300.0)
     parser.add_argument("--venv", type=Path, default=CACHE / "torchbeast" / "sample_factory")
     parser.add_argument(
         "--torch", default="torch==2.13.0", help="pip requirement of torch in that environment"
     )
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser.parse_args()
 
 

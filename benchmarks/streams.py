@@ -113,7 +113,7 @@ def main() -> None:
     if arguments.play:
         return play(arguments.play, arguments.seconds, arguments.inference_threads)
     # Imported here, because the other modes must need nothing but the library.
-    from figures import interleaved, print_table, write_json
+    from figures import bare_grpc, interleaved, print_table, write_json
 
     costs: dict[str, dict[str, list[float]]] = {
         what: {} for what in ("learner us", "server us", "rows")
@@ -126,7 +126,9 @@ def main() -> None:
                 cost[str(library)] = []
             runs[str(library)] = functools.partial(_note, str(library), streams, costs)
         if arguments.bare:
-            runs["gRPC alone"] = opened.enter_context(_bare(arguments.bare, arguments))
+            size, servers = FixedEnv.observation.nbytes, arguments.num_servers
+            measure = bare_grpc(arguments.bare, size, servers, arguments.num_streams)
+            runs["gRPC alone"] = functools.partial(opened.enter_context(measure), arguments.seconds)
         figures = interleaved(runs, arguments.repeats)
     print_table(figures, "steps/s")
     for what, cost in costs.items():
@@ -170,7 +172,8 @@ def _note(
 @contextmanager
 def _library(library: Path, arguments: argparse.Namespace) -> Iterator[Callable[[], Measured]]:
     """Yields the measurement of a library's streams; its servers live as long as the context."""
-    with _addresses(arguments.num_servers) as addresses, ExitStack() as opened:
+    with tempfile.TemporaryDirectory(prefix="torchbeast-") as folder, ExitStack() as opened:
+        addresses = [f"unix:{folder}/{i}" for i in range(arguments.num_servers)]
         servers = [opened.enter_context(_child(library, "--serve", a)) for a in addresses]
         for server in servers:
             assert _said(server) == "serving"
@@ -216,30 +219,6 @@ def _spent(server: subprocess.Popen[str]) -> float:
     assert server.stdin is not None
     print("?", file=server.stdin, flush=True)
     return float(_said(server))
-
-
-@contextmanager
-def _bare(program: Path, arguments: argparse.Namespace) -> Iterator[Callable[[], float]]:
-    """Yields the measurement of messages/s of gRPC alone."""
-    with _addresses(arguments.num_servers) as addresses, ExitStack() as opened:
-        for address in addresses:
-            command = [str(program), "serve", address, str(FixedEnv.observation.nbytes)]
-            server = opened.enter_context(subprocess.Popen(command))
-            opened.callback(server.kill)
-
-        def measure() -> float:
-            options = [str(arguments.seconds), str(arguments.num_streams)]
-            command = [str(program), "measure", *options, *addresses]
-            found = subprocess.run(command, capture_output=True, text=True, check=True)
-            return float(found.stdout)
-
-        yield measure
-
-
-@contextmanager
-def _addresses(number: int) -> Iterator[list[str]]:
-    with tempfile.TemporaryDirectory(prefix="torchbeast-") as folder:
-        yield [f"unix:{folder}/{i}" for i in range(number)]
 
 
 if __name__ == "__main__":

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from pathlib import Path
 from bench import fixed_env
 from bench.sample import Measure
 from bench.transport import transport
-from figures import interleaved, print_table, write_json
+from figures import bare_grpc, interleaved, print_table, write_json
 
 from torchbeast import envs
 from torchbeast.collect.config import RolloutConfig
@@ -74,8 +72,14 @@ def main() -> None:
             costs[flow.name] = []
             runs[flow.name] = functools.partial(_rate, measure, arguments, costs[flow.name])
             if arguments.bare is not None:
-                bare = opened.enter_context(_bare(flow, arguments.bare, arguments.num_servers))
-                runs[f"gRPC alone, {flow.name}"] = functools.partial(bare, arguments.seconds)
+                bare = opened.enter_context(
+                    bare_grpc(
+                        arguments.bare, flow.message_bytes, arguments.num_servers, flow.num_streams
+                    )
+                )
+                runs[f"gRPC alone, {flow.name}"] = functools.partial(
+                    _bare_rate, bare, flow, arguments.seconds
+                )
         figures = interleaved(runs, arguments.repeats)
     raise_failure(supervisor.failure)
     print_table(figures, "steps/s")
@@ -104,6 +108,10 @@ def _rate(measure: Measure, arguments: argparse.Namespace, costs: list[float]) -
     return sample.steps_per_second
 
 
+def _bare_rate(bare: Callable[[float], float], flow: Flow, seconds: float) -> float:
+    return bare(seconds) * flow.envs_per_stream
+
+
 @contextmanager
 def _transport(flow: Flow, num_servers: int, supervisor: Supervisor) -> Iterator[Measure]:
     """Yields the measurement of a flow, in which each rollout of a stream is a batch."""
@@ -116,29 +124,6 @@ def _transport(flow: Flow, num_servers: int, supervisor: Supervisor) -> Iterator
         zero_action = distribution_for(env.action_space).zero_action
     with transport(served, plans, *settings, zero_action, supervisor) as measure:
         yield measure
-
-
-@contextmanager
-def _bare(flow: Flow, program: Path, num_servers: int) -> Iterator[Callable[[float], float]]:
-    """Yields the measurement of gRPC alone; its servers live as long as the context."""
-    with tempfile.TemporaryDirectory(prefix="torchbeast-") as folder:
-        addresses = [f"unix:{folder}/{i}" for i in range(num_servers)]
-        servers = [
-            subprocess.Popen([program, "serve", address, str(flow.message_bytes)])
-            for address in addresses
-        ]
-
-        def measure(seconds: float) -> float:
-            command = [str(program), "measure", str(seconds), str(flow.num_streams), *addresses]
-            found = subprocess.run(command, capture_output=True, text=True, check=True)
-            return float(found.stdout) * flow.envs_per_stream
-
-        try:
-            yield measure
-        finally:
-            for server in servers:
-                server.kill()
-                server.wait()
 
 
 if __name__ == "__main__":

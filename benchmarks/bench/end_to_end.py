@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from bench.sample import Measure, Sample, cpu_seconds, family
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import PolyBeastFlags
-from torchbeast.fleets.child_process import ChildProcess, end_all
+from torchbeast.errors import RunError
+from torchbeast.fleets.child_process import ChildProcess, ChildReport, end_all
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.run.config import CheckpointConfig
@@ -42,9 +43,9 @@ def _measure(flags: PolyBeastFlags, supervisor: Supervisor, seconds: float) -> S
         changed = dataclasses.replace(flags, run=run, checkpoints=unsaved, training=training)
         program = ChildProcess(
             "PolyBeast",
-            "bench.polybeast_child",
-            {"argv": arguments(changed)},
-            on_report=lambda report: None,
+            "torchbeast.sweep.agent_main",
+            {"program": "polybeast", "words": arguments(changed)},
+            on_report=functools.partial(_fail, supervisor),
             on_end=lambda error: supervisor.fail("PolyBeast", error),
         )
         try:
@@ -54,6 +55,11 @@ def _measure(flags: PolyBeastFlags, supervisor: Supervisor, seconds: float) -> S
             return _between(before, after)
         finally:
             end_all([program])
+
+
+def _fail(supervisor: Supervisor, report: ChildReport) -> None:
+    if "why" in report:
+        supervisor.fail("PolyBeast", RunError(report["why"]))
 
 
 def arguments(flags: PolyBeastFlags) -> list[str]:

@@ -7,13 +7,13 @@ is closed.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import queue
 import sys
-import threading
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +21,7 @@ from bench.sample import in_threads
 from torchbeast.core.envs.spaces import random_action
 from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import failure
-from torchbeast.fleets.child_process import take_stdin, take_stdout
+from torchbeast.fleets.child_process import SendReport, follow_stdin, run_child
 from torchbeast.fleets.supervisor import Supervisor
 
 _WARM_UP_S = 0.1
@@ -31,30 +30,23 @@ _ACTIONS = 1000  # random actions, drawn in advance
 
 def main(arguments: dict[str, Any]) -> int:
     """Steps the environments of `arguments["env"]`; returns the exit code."""
-    report, stdin = take_stdout(), take_stdin()
+    return run_child(functools.partial(_measure, arguments))
+
+
+def _measure(arguments: dict[str, Any], report: SendReport) -> None:
     supervisor = Supervisor()
     commands: queue.SimpleQueue[float | None] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(stdin, commands, supervisor), daemon=True).start()
-    try:
-        streams = [_stream(arguments, index) for index in range(arguments["num_streams"])]
-        in_threads(streams, _WARM_UP_S, supervisor)
-        report({"ready": True})
-        while (seconds := commands.get()) is not None:
-            report(in_threads(streams, seconds, supervisor)._asdict())
-    except Exception as error:
-        report(failure(error))
-        return 1
-    return 0
 
+    def end() -> None:
+        supervisor.stop("stdin is closed")
+        commands.put(None)
 
-def _read(
-    stdin: BinaryIO, commands: queue.SimpleQueue[float | None], supervisor: Supervisor
-) -> None:
-    """Queues the seconds to measure; at the end of stdin stops a measurement and queues None."""
-    for line in stdin:
-        commands.put(json.loads(line)["seconds"])
-    supervisor.stop("stdin is closed")
-    commands.put(None)
+    follow_stdin(lambda line: commands.put(json.loads(line)["seconds"]), end)
+    streams = [_stream(arguments, index) for index in range(arguments["num_streams"])]
+    in_threads(streams, _WARM_UP_S, supervisor)
+    report({"ready": True})
+    while (seconds := commands.get()) is not None:
+        report(in_threads(streams, seconds, supervisor)._asdict())
 
 
 def _stream(arguments: dict[str, Any], index: int) -> Callable[[], int]:

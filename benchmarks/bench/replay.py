@@ -148,17 +148,10 @@ def still_rollout(config: LearnerConfig, agent: Agent, extras: Sequence[str]) ->
 class _Endless:
     """A source of the same batches again and again, one for each iterator."""
 
-    yields = Rollout
-
     def __init__(self, rollouts: Sequence[Rollout], num_bytes: int) -> None:
         self._rollouts = iter(rollouts)
-        self._num_bytes = num_bytes
+        self.num_bytes = num_bytes
         self._numbers = itertools.count()
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all batches."""
-        return self._num_bytes
 
     def start(self, supervisor: Supervisor) -> None:
         """Does nothing."""

@@ -56,7 +56,11 @@ def test_a_synthetic_inference_request_can_be_answered(
     agent = make_agent(ActorSpec("mlp", use_lstm=True), observations, actions, 1)
     request = synthetic.inference_request(agent, observations, num_envs=5)
     (action, extras), (state, last_action, _) = answer(
-        agent.model, CudaStream(torch.device("cpu")), request, ["policy_logits", "baseline"]
+        agent.model,
+        CudaStream(torch.device("cpu")),
+        request,
+        ["policy_logits", "baseline"],
+        "sample",
     )
     assert extras["policy_logits"].shape[:2] == extras["baseline"].shape == (1, 5)
     assert all(leaf.shape[:2] == (1, 5) for leaf in flatten(action) + flatten(last_action))
@@ -70,7 +74,7 @@ def test_environments_have_the_numbers_from_0_in_the_order_in_which_they_first_a
     for before in ([0, 0], [2, 0, 1]):
         env, (state, last_action, _) = synthetic.inference_request(agent, SPACES[0][0], len(before))
         request = numbered((env, (state, last_action, torch.tensor([before]))), new_numbers)
-        _, (_, _, after) = answer(agent.model, cpu, request, [])
+        _, (_, _, after) = answer(agent.model, cpu, request, [], "sample")
         assert agent.model.env_index is not None
         found.append((agent.model.env_index.tolist(), after.tolist()))
     assert found == [([0, 1], [[1, 2]]), ([1, 2, 0], [[2, 3, 1]])]

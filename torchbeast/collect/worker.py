@@ -236,12 +236,7 @@ class Player:
         self._version: int | None = None
         self._acted_with: int | None = None
 
-    def play(
-        self,
-        writer: SlotWriter,
-        wanted: int | None,
-        goes_on: Callable[[int], bool] = lambda t: True,
-    ) -> int:
+    def play(self, writer: SlotWriter, wanted: int | None, goes_on: Callable[[int], bool]) -> int:
         """Writes one rollout; its row 0 repeats the last row of the previous one.
 
         wanted: version of the weights to act with; None: the newest version at every step. goes_on:

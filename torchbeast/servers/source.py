@@ -279,11 +279,7 @@ def inference_threads(count: int | None, device: torch.device) -> int:
 
 
 def answer(
-    replica: Actor,
-    cuda_stream: CudaStream,
-    inputs: Any,
-    extras: Sequence[str],
-    mode: Mode = "sample",
+    replica: Actor, cuda_stream: CudaStream, inputs: Any, extras: Sequence[str], mode: Mode
 ) -> Any:
     """Returns `((action, extras), (state, action, numbers))` for one batch, on the CPU.
 
