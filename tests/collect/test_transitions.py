@@ -24,6 +24,7 @@ from torchbeast.collect.replayed import (
     Schedule,
     SynchronousTransitions,
     TransitionSource,
+    _Collected,
 )
 from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.replay.transition_replay import UNIFORM, TransitionReplay
@@ -147,6 +148,17 @@ def test_episodes_are_reported_once_and_lags_are_those_of_the_new_steps() -> Non
         assert each.policy_version is not None
         ages = 100 - each.policy_version.double().mean().item()
         assert lags["replay_age"] == pytest.approx(ages)
+
+
+def test_lags_are_those_of_valid_steps_of_which_there_may_be_none() -> None:
+    counts, rollout = _Collected(), batch(0, 0, False)
+    valid = torch.zeros_like(rollout.done)
+    counts.add(rollout.keeping(valid))
+    assert (counts.steps, counts.versions, counts.oldest) == (0, 0, None)
+    valid[2, 0] = True
+    counts.add(rollout.keeping(valid))
+    version = int(rollout.policy_version[2, 0])
+    assert (counts.steps, counts.versions, counts.oldest) == (1, version, version)
 
 
 def test_uniform_samples_do_not_depend_on_the_speed_of_the_learner() -> None:

@@ -76,6 +76,7 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import RunError
 from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.system import uninterrupted
 
 _log = logging.getLogger("torchbeast.replay")
 
@@ -406,7 +407,7 @@ class TransitionSource(WithReplay):
         """Gives the replay the new priorities of the transitions with these names."""
         if feedback.priorities is None:
             raise RunError(_NO_PRIORITIES)
-        with self._replay.lock:
+        with uninterrupted(), self._replay.lock:  # half of it would be wrong
             self._replay.set_priorities(names, feedback.priorities.cpu().numpy())
 
     # --- the replay thread
@@ -425,7 +426,7 @@ class TransitionSource(WithReplay):
 
     def _insert(self, rollout: Rollout) -> None:
         """Stores a rollout. Afterwards its memory belongs to the online source again."""
-        with self._replay.lock:
+        with uninterrupted(), self._replay.lock:
             self._replay.insert(_arrays_of(rollout))
             self._collected.add(rollout)
             self._total += rollout.env_steps
@@ -518,13 +519,16 @@ class _Collected:
 
     def add(self, rollout: Rollout) -> None:
         """Counts a rollout and its finished episodes."""
-        versions = rollout.policy_version[1:]
-        oldest = int(versions.min())
+        versions, mask = rollout.policy_version[1:], rollout.online_mask
+        if mask is not None:
+            versions = versions[mask]
         self.steps += rollout.env_steps
         self.episodes += zip(*rollout.finished_episodes(), strict=True)
         self.info = joined_info([self.info, rollout.finished_info()])
         self.versions += int(versions.sum())
-        self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
+        if len(versions):
+            oldest = int(versions.min())
+            self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
 
     def counted_in(self, batch: Transitions) -> Transitions:
         """Returns the batch with these counts, so that each step is counted in one batch."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchbeast.core.actors.distributions import SquashedGaussian, distribution_for
 from torchbeast.core.actors.off_policy import Critics, QNetwork, StochasticActorCritic
 from torchbeast.core.actors.registry import make_model
-from torchbeast.core.algos.config import SACConfig, StepConfig
+from torchbeast.core.algos.config import OptimiserConfig, SACConfig, StepConfig
 from torchbeast.core.algos.sac import SAC
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
@@ -140,6 +140,23 @@ def test_the_temperature_falls_where_there_is_more_entropy_than_asked_for() -> N
     algo = algo_of(learn_temperature=False)
     OptimiserStep(algo, StepConfig(), total_steps=100).update(transitions())
     assert algo.temperature.log_alpha.item() == pytest.approx(math.log(ALPHA))
+
+
+def test_a_temperature_that_is_not_learnt_is_that_of_the_config_after_a_checkpoint_too() -> None:
+    for learns, expected in ((False, math.log(ALPHA)), (True, -9.0)):
+        algo = algo_of(learn_temperature=learns)
+        algo.temperature.log_alpha.data.fill_(-9.0)  # type: ignore[union-attr]
+        OptimiserStep(algo, StepConfig(), total_steps=100)
+        assert algo.temperature.log_alpha.item() == pytest.approx(expected)
+
+
+def test_weight_decay_leaves_the_temperature_alone() -> None:
+    algo = algo_of(optimiser=OptimiserConfig(optimiser="adamw", weight_decay=0.1))
+    decays = {
+        name: optimiser.param_groups[0]["weight_decay"]
+        for name, optimiser in algo.optimisers.items()
+    }
+    assert decays == {"actor": 0.1, "critics": 0.1, "temperature": 0.0}
 
 
 def test_each_optimiser_moves_its_own_network_and_the_target_follows() -> None:

@@ -104,6 +104,8 @@ def test_the_policy_is_learnt_by_the_first_critic() -> None:
 
 def test_exploring_adds_noise_in_units_of_the_box() -> None:
     algo = algo_of(exploration_noise=0.1)
+    algo.actor.noise.fill_(0.5)  # of a checkpoint
+    OptimiserStep(algo, StepConfig(), total_steps=100)
     algo.actor.epsilon.zero_()
     u = torch.zeros(20_000, 1)
     assert algo.actor.choose_each(u, "greedy").action.eq(0).all()

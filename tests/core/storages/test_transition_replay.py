@@ -132,6 +132,19 @@ def test_priorities_decide_how_often_and_the_weights_make_up_for_it() -> None:
     assert new.probabilities[~np.isin(new.names, names)] == pytest.approx(2.0, abs=1e-3)
 
 
+def test_rows_that_are_no_transition_are_not_drawn_again_and_again() -> None:
+    """Of resets, for example, the priority falls to 0 with the first draw."""
+    envs, replay = Envs(5, T, 1, late=True), replay_of(priority_exponent=1.0)
+    play(replay, envs, rounds=12)
+    for _ in range(20):
+        replay.sample(COUNT)
+    rows = np.arange(replay._ring.rows.start, replay._ring.rows.stop)
+    is_whole = replay._is_whole(rows, replay._ring.rows_beside(rows, -1))
+    priorities = replay._tree.priorities(replay._ring_rows(rows))
+    assert not is_whole.all() and (priorities[~is_whole] == 0).all()
+    assert (priorities[is_whole] == 1).all()
+
+
 def test_overwritten_transitions_keep_no_priority() -> None:
     envs, replay = Envs(8, T, 1), replay_of(slots=6, priority_exponent=1.0)
     play(replay, envs, rounds=2, interrupt=0.0)

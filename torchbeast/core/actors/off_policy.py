@@ -246,6 +246,11 @@ class Critics(nn.Module, ABC):
         Discrete space.
         """
 
+    def first(self, observation: Nest[Tensor], action: Tensor) -> Tensor:
+        """Returns the first critic's values [N] of actions [N, ...]."""
+        values: Tensor = self(observation, action)[0]
+        return values
+
     def observe(self, observation: Nest[Tensor]) -> None:
         """Counts observations in running statistics, as Actor.observe."""
 
@@ -400,11 +405,16 @@ class TwinCritics(Critics):
 
     def forward(self, observation: Nest[Tensor], action: Tensor | None = None) -> Tensor:
         """action: float32 [N, num_features] in units of the Box; None for a Discrete."""
+        return torch.stack([self._values(number, observation, action) for number in range(2)])
+
+    def first(self, observation: Nest[Tensor], action: Tensor) -> Tensor:
+        return self._values(0, observation, action)
+
+    def _values(self, number: int, observation: Nest[Tensor], action: Tensor | None) -> Tensor:
         more = [] if action is None else [action]
-        pairs = zip(self.features, self.heads, strict=True)
-        values = [head(features(observation, torch.float32, more)) for features, head in pairs]
-        stacked = torch.stack(values)
-        return stacked if action is None else stacked.squeeze(-1)
+        features = self.features[number](observation, torch.float32, more)
+        values: Tensor = self.heads[number](features)
+        return values if action is None else values.squeeze(-1)
 
     def observe(self, observation: Nest[Tensor]) -> None:
         for features in self.features:

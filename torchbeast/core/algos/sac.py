@@ -22,6 +22,7 @@ and the temperature's likewise (equation 11).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -70,7 +71,8 @@ class SAC(ActorAndCritics):
         log_alpha = torch.tensor(math.log(config.temperature), device=self.actor.epsilon.device)
         self.temperature = nn.ParameterDict({"log_alpha": log_alpha})
         self.models["temperature"] = self.temperature
-        self.optimisers["temperature"] = config.optimiser.make(self.temperature.parameters())
+        without_decay = replace(config.optimiser, weight_decay=0.0)  # would pull alpha towards 1
+        self.optimisers["temperature"] = without_decay.make(self.temperature.parameters())
 
     @classmethod
     def check_actor(cls, actor: Actor, config: SACConfig) -> None:
@@ -90,6 +92,12 @@ class SAC(ActorAndCritics):
                 f"Discrete, got {type(actor).__name__} with {type(actor.distribution).__name__}: "
                 "use another model"
             )
+
+    def schedule(self) -> dict[str, float]:
+        """Sets the temperature, in addition, if it is not learnt."""
+        if not self.config.learn_temperature:  # a checkpoint may have another
+            self.temperature["log_alpha"].fill_(math.log(self.config.temperature))
+        return super().schedule()
 
     def losses(self, minibatch: Transitions) -> Losses:
         """Returns the three losses, and the means of values, entropy and temperature."""

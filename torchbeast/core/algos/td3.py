@@ -50,9 +50,13 @@ class TD3(ActorAndCritics):
     def __init__(self, actor: Actor, config: TD3Config) -> None:
         period = config.target_period * config.policy_period
         super().__init__(actor, config, period)
-        self.actor.noise.fill_(config.exploration_noise)
         self.target_actor = Target(self.actor, config.target_rate, period)
         self.models["target_actor"] = self.target_actor
+
+    def schedule(self) -> dict[str, float]:
+        """Sets the exploration noise, in addition."""
+        self.actor.noise.fill_(self.config.exploration_noise)  # a checkpoint may have another
+        return super().schedule()
 
     def losses(self, minibatch: Transitions) -> Losses:
         """Returns critic_loss, in every policy_period-th step actor_loss, and the mean value."""
@@ -64,7 +68,7 @@ class TD3(ActorAndCritics):
         errors = values - targets
         terms = {"critic_loss": mean_loss(0.5 * errors.square().sum(0), minibatch)}
         if (int(self.target.steps) + 1) % self.config.policy_period == 0:
-            terms["actor_loss"] = -self.critics(seen, self.actor(seen).tanh())[0].mean()
+            terms["actor_loss"] = -self.critics.first(seen, self.actor(seen).tanh()).mean()
         metrics = {"mean_value": values.detach().mean()}
         return Losses(terms, metrics, priorities(minibatch, errors))
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -304,11 +305,15 @@ class Rollout:
         """Returns the numbers of the final observations at these places, column by column."""
         if all(len(leaf) == 0 for leaf in flatten(self.final_observation)):
             return rows.new_empty(0)
-        numbers = torch.full_like(self.env_index, -1)  # of each row's final observation
-        cuts = self.truncations()
-        numbers[cuts] = torch.arange(len(cuts[0]), device=rows.device)
-        finals = numbers[rows, columns].T
+        finals = self._final_numbers[rows, columns].T
         return finals[finals >= 0]
+
+    @cached_property  # many minibatches are taken from a batch
+    def _final_numbers(self) -> Tensor:
+        """int64 [T+1, B], the number of each row's final observation; -1: it has none."""
+        numbers, cuts = torch.full_like(self.env_index, -1), self.truncations()
+        numbers[cuts] = torch.arange(len(cuts[0]), device=numbers.device)
+        return numbers
 
     def _first_finals(self) -> list[int]:
         """Returns where the final observations of each column begin, and behind the last's."""

@@ -60,7 +60,7 @@ class SumTree:
         nodes = self._leaves + entries
         self._sums[nodes] = priorities
         while len(nodes) and nodes[0] > 1:  # all are on one level
-            nodes = np.unique(nodes // 2)
+            nodes = nodes // 2
             self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
 
     def find(self, targets: np.ndarray) -> np.ndarray:

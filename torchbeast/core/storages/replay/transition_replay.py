@@ -149,6 +149,8 @@ class TransitionReplay(RolloutStore):
             starts = self._ring.rows_beside(names, -1)
             is_whole = self._is_whole(names, starts)
             whole.append((names[is_whole], starts[is_whole]))
+            if self._exponent is not None:  # they stay so, and would be drawn again and again
+                self._tree.set(self._ring_rows(names[~is_whole]), 0.0)
             missing -= int(is_whole.sum())
             if not missing:
                 names, starts = (np.concatenate(parts) for parts in zip(*whole, strict=True))
