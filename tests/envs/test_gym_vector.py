@@ -13,6 +13,7 @@ import pytest
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers.vector import NormalizeObservation, NormalizeReward
 
 from torchbeast import envs
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2, pack_as
@@ -332,6 +333,51 @@ def steps_of(env: VecEnv, count: int) -> list[list[Any]]:
             steps[e].append([*before, *flags, *seen])
         observation = step.observation
     return [of_env[:count] for of_env in steps]
+
+
+def test_wrappers_of_a_vector_environment_are_never_reset_in_part() -> None:
+    made = SyncVectorEnv([cartpole] * E, autoreset_mode=AutoresetMode.NEXT_STEP)
+    wrapped = NormalizeReward(NormalizeObservation(made))
+    with closing(GymVectorEnv(wrapped, "x")) as env:
+        env.reset(1)
+        late = 0
+        for _ in range(60):
+            returns = wrapped.accumulated_reward.copy()
+            step = env.step(np.zeros(E, np.int32))
+            late += step.resets.sum()  # type: ignore[union-attr]
+            goes_on = ~(step.terminated | step.truncated)
+            assert (wrapped.accumulated_reward[goes_on] > returns[goes_on]).all()
+        assert late > E
+
+
+class Masked(gymnasium.Env):  # type: ignore[type-arg]
+    """Its last observation forbids every action."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {"action_mask": gymnasium.spaces.MultiBinary(2), "x": gymnasium.spaces.Box(0, 9, (1,))}
+    )
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, **kwargs: Any) -> Any:
+        super().reset(**kwargs)
+        self.time = 0
+        return self._seen(), {}
+
+    def step(self, action: int) -> Any:
+        self.time += 1
+        return self._seen(), 1.0, self.time == 3, False, {}
+
+    def _seen(self) -> dict[str, np.ndarray]:
+        mask = np.full(2, self.time < 3, np.int8)
+        return {"action_mask": mask, "x": np.full(1, self.time, np.float32)}
+
+
+def test_a_late_episode_allows_every_action_that_is_ignored() -> None:
+    late = AsyncVectorEnv([Masked] * E, autoreset_mode=AutoresetMode.NEXT_STEP, shared_memory=False)
+    with closing(GymVectorEnv(late, "x")) as env:
+        env.reset(1)
+        for _ in range(8):
+            assert env.step(np.zeros(E, np.int32)).observation["action_mask"].all()
 
 
 @pytest.mark.parametrize("make", [cartpole, pendulum, Dicts])

@@ -23,6 +23,7 @@ from torchbeast.core.envs.agents import AgentsEnv
 from torchbeast.core.envs.vec_env import vec_env_of
 from torchbeast.core.storages import OnPolicyGAEBuffer
 from torchbeast.envs import EnvError, EnvOptions, EnvSpec
+from torchbeast.run import episodes
 from torchbeast.run.episodes import play
 from torchbeast.schemes import Scheme
 
@@ -231,6 +232,16 @@ def test_an_evaluation_does_not_wait_for_idle_columns() -> None:
     env, _ = visits(4)  # three agents
     agent = make_agent(ActorSpec("mlp"), env.observation_space, env.action_space, env.frame_stack)
     assert len(play(env, agent, 8, seed=0).returns) == 8
+
+
+def test_an_evaluation_does_not_wait_for_an_agent_that_never_joins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(episodes, "_MOST_IDLE_STEPS", 50)
+    monkeypatch.setattr(Visits, "present", ("ab", "ab", "ab", "ab", "b", "b"))
+    env, _ = visits(3)
+    agent = make_agent(ActorSpec("mlp"), env.observation_space, env.action_space, env.frame_stack)
+    assert len(play(env, agent, 6, seed=0).returns) == 4
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.sync_vec_env import SyncVecEnv
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.envs.spec import EnvConfig
+from torchbeast.envs.spec import EnvConfig, EnvSpec
 from torchbeast.envs.toy import Catch
 from torchbeast.errors import RunError, UsageError
 from torchbeast.evaluation import play as play_module
@@ -625,6 +625,26 @@ def test_an_environment_that_can_render_is_filmed_by_its_render(tmp_path: Path) 
     shown = cv2.VideoCapture(str(tmp_path / "video.mp4")).read()[1]
     blue, _, red = shown.mean((0, 1))
     assert red > 200 and blue < 50, "OpenCV's colours are in another order"
+
+
+class Undrawn(gymnasium.Env):  # type: ignore[type-arg]
+    """Leaves out `render`, and has no parameter render_mode."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(**kwargs)
+        return np.zeros((8, 8, 3), np.uint8), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return np.zeros((8, 8, 3), np.uint8), 1.0, True, False, {}
+
+
+def test_an_environment_without_render_is_filmed_by_its_observations() -> None:
+    gymnasium.register("Undrawn-v0", Undrawn)
+    with closing(envs.make(EnvSpec("Undrawn-v0"), 1, render=True)) as env:
+        assert env.render() is None  # type: ignore[attr-defined]
 
 
 def test_bool_channels_are_shown_in_a_gray_of_their_own() -> None:

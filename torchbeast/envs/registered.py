@@ -47,13 +47,14 @@ def make_of_gymnasium(spec: EnvSpec, num_envs: int, render: bool) -> VecEnv:
     env_id = spec.name
     gymnasium: Any = import_module("gymnasium", env_id)
     registered = _spec(gymnasium, env_id)
+    constructor = registered.entry_point
+    if isinstance(constructor, str) and (spec.kwargs or render):
+        constructor = gymnasium.envs.registration.load_env_creator(constructor)
     if spec.kwargs:  # of the environment's constructor, or of gymnasium.make
-        constructor = registered.entry_point
-        if isinstance(constructor, str):
-            constructor = gymnasium.envs.registration.load_env_creator(constructor)
         given = {**registered.kwargs, **spec.kwargs}
         check_takes(constructor, given, env_id, also=("max_episode_steps",))
-    mode = {"render_mode": "rgb_array"} if render else {}
+    modes = (getattr(constructor, "metadata", None) or {}).get("render_modes", ("rgb_array",))
+    mode = {"render_mode": "rgb_array"} if render and "rgb_array" in modes else {}
     kwargs = {"disable_env_checker": True, **spec.kwargs, **mode}
 
     def make_one() -> Any:

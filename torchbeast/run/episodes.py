@@ -30,12 +30,13 @@ from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.base.checks import counted
 from torchbeast.core.base.computing import one_thread
 from torchbeast.core.base.nest import Nest, flatten, map_leaves2
+from torchbeast.core.envs.contract import MASK, is_reset
 from torchbeast.core.envs.spaces import random_action
 from torchbeast.core.envs.tasks import num_tasks, tasks_in
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.spec import EnvSpec, game_of, plays_atari
-from torchbeast.errors import RunError
+from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.waiting import say
 from torchbeast.seeds import seed_of
 from torchbeast.zoo import ATARI_SCORES
@@ -43,6 +44,7 @@ from torchbeast.zoo import ATARI_SCORES
 MAX_PARALLEL = 8
 COMPARED_STEPS = 100  # number of last steps that are compared to find distinct episodes
 MAX_EPISODE_STEPS = 500_000  # env steps; the longest Atari game has 27,000, of 108,000 frames
+_MOST_IDLE_STEPS = 10_000  # of an agent that waits for the next game
 _SAY_S = 8.0  # between two progress messages
 _ATARI_RANDOM_START = 30  # the usual number of no-ops in the literature
 
@@ -237,12 +239,15 @@ def play(
     """Plays `num_episodes` whole episodes of each task, `env.num_envs` of them at a time.
 
     The caller's random numbers and torch's number of threads are the same afterwards. Prints
-    progress messages. Raises RunError if an episode takes more than MAX_EPISODE_STEPS.
+    progress messages. Agents that do not play any more leave their episodes out. Raises RunError if
+    an episode takes more than MAX_EPISODE_STEPS, and UsageError if random actions may be illegal.
 
     greedy: take the most likely actions; False: sample with torch's random generator.
     random_start: start each episode with 0 to this many random actions; None: usual_random_start.
     """
     most = usual_random_start(env) if random_start is None else random_start
+    if most and getattr(agent.model, "action_mask", None) is not None:
+        raise UsageError(f"random_start {most} would take actions that {MASK} forbids: use 0")
     starts = RandomStarts(env, most, seed_of(seed, "random starts"))
     # Batches are small, so more threads would mostly wait.
     with one_thread(), torch.random.fork_rng(devices=[]):
@@ -268,7 +273,7 @@ def _play(
     playing = env.num_envs - env.num_envs % getattr(env, "num_agents", 1)  # the others are idle
     left[:playing] = _shares(of_envs[:playing], num_episodes)
     wanted = left.sum()
-    say_at = time.monotonic() + _SAY_S
+    say_at, idle = time.monotonic() + _SAY_S, np.zeros(env.num_envs, int)
     while left.any():
         if watch is not None:
             watch(loop.row.observation)
@@ -287,6 +292,9 @@ def _play(
         played.endings.extend(ended[index] for index in np.flatnonzero(counted).tolist())
         of_episodes.extend(of_envs[counted].tolist())
         left -= counted
+        idle = np.where(is_reset(loop.row.done, loop.row.episode_step), idle + 1, 0)
+        if len(played.returns) and (idle[left > 0] > _MOST_IDLE_STEPS).all():
+            break
         longest = int(loop.row.episode_step[left > 0].max(initial=0))
         if longest > MAX_EPISODE_STEPS:
             raise RunError(

@@ -219,7 +219,10 @@ def check_rewards(reward: np.ndarray, where: Callable[[int], str]) -> None:
 def picture_of(env: Any) -> np.ndarray | None:
     """Returns what an environment renders, uint8 [H, W, 3], or None if it renders no array."""
     draw = getattr(env, "render", None)
-    picture = draw() if callable(draw) else None
+    try:
+        picture = draw() if callable(draw) else None
+    except NotImplementedError:  # as in the base class of Gymnasium
+        picture = None
     return picture if isinstance(picture, np.ndarray) and picture.ndim == 3 else None
 
 

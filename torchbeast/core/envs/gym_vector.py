@@ -7,8 +7,8 @@ A VecEnv begins the next episode in the step that ends one. Their autoreset mode
                 each environment, or a batch of all. Without them nothing can be bootstrapped from,
                 so that time limits count as terminations
     DISABLED    ended environments are reset immediately, by Gymnasium's reset_mask
-    NEXT_STEP   SyncVectorEnv and AsyncVectorEnv with shared memory too; others begin the next
-                episode one step late, in a row of VecStep.resets
+    NEXT_STEP   SyncVectorEnv and AsyncVectorEnv with shared memory too; others, and wrappers of
+                these, begin the next episode one step late, in a row of VecStep.resets
 
 Environments whose `device` is a torch.device or its name take and return tensors.
 
@@ -36,6 +36,7 @@ import numpy as np
 
 from torchbeast.core.base.nest import flatten, map_leaves, pack_as
 from torchbeast.core.envs.contract import (
+    MASK,
     FinalInfo,
     FiniteCheck,
     OwnVecEnv,
@@ -126,6 +127,9 @@ class GymVectorEnv(OwnVecEnv):
                 self._check(final, np.flatnonzero(truncated))
             if self._mode == _NEXT_STEP:
                 self._late = ended
+                mask = seen.get(MASK) if isinstance(seen, dict) else None
+                if isinstance(mask, np.ndarray):
+                    mask[ended] = 1  # of the last observation; the next action is ignored
             elif self._mode == _DISABLED:
                 for row, leaf in zip(flatten(seen), flatten(self._restart(ended)), strict=True):
                     row[ended] = leaf
@@ -157,8 +161,9 @@ class GymVectorEnv(OwnVecEnv):
                 f"Gymnasium 1.1 or newer, got {declared!r}: update Gymnasium, or set "
                 f'metadata["autoreset_mode"] of your own class to one of {", ".join(_MODES)}'
             )
-        is_own = _is_own(self._env)
-        can_be_early = is_own and getattr(innermost(self._env), "shared_memory", True)
+        # Wrappers may refuse a reset of some environments, or forget their statistics of all.
+        is_bare = self._env is innermost(self._env) and _is_own(self._env)
+        can_be_early = is_bare and getattr(self._env, "shared_memory", True)
         return _DISABLED if mode == _NEXT_STEP and can_be_early else mode
 
     def _begin(self, seeds: list[int]) -> ArrayNest:

@@ -73,8 +73,7 @@ class SyncVecEnv(OwnVecEnv):
     * four, legacy Gym: reset() -> observation and step(action) -> (observation, reward, done,
       info), where info may hold "TimeLimit.truncated"; seed(s), if there is one, seeds it.
 
-    A pair that reset returns is an observation and its info, unless the pair fits the observation
-    space itself.
+    A pair that reset returns is an observation and its info if the second one is a dict.
 
     The first environment's observation_space decides structure, shapes and dtypes; where it
     declares nothing usable, its first observation does. Values of another dtype are converted where
