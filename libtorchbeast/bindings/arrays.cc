@@ -27,7 +27,9 @@ py::handle tensor_type() {
   if (type == nullptr) {
     const py::dict modules = py::module_::import("sys").attr("modules");
     if (modules.contains("torch")) {
-      type = py::object(modules["torch"].attr("Tensor")).release().ptr();
+      // It has no Tensor while another thread imports it.
+      const py::object found = py::getattr(modules["torch"], "Tensor", py::none());
+      if (!found.is_none()) type = py::object(found).release().ptr();
     }
   }
   return type;

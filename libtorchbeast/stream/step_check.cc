@@ -48,6 +48,34 @@ void check_like(const ArrayNest& expected, const ArrayNest& got, const char* wha
   }
 }
 
+template <typename Float>
+bool is_finite(const Array& leaf) {
+  const Float* values = reinterpret_cast<const Float*>(leaf.data());
+  return std::all_of(values, values + leaf.num_elements(),
+                     [](Float value) { return std::isfinite(value); });
+}
+
+// float16, as its bits: NaN and infinity have the largest exponent.
+bool is_finite_half(const Array& leaf) {
+  const std::uint16_t* bits = reinterpret_cast<const std::uint16_t*>(leaf.data());
+  return std::none_of(bits, bits + leaf.num_elements(),
+                      [](std::uint16_t half) { return (half & 0x7c00) == 0x7c00; });
+}
+
+void check_finite(const ArrayNest& nest, const char* what) {
+  nest::for_each_with_path(
+      [what](const nest::Path& path, const Array& leaf) {
+        if ((leaf.dtype() == DType::kFloat16 && !is_finite_half(leaf)) ||
+            (leaf.dtype() == DType::kFloat32 && !is_finite<float>(leaf)) ||
+            (leaf.dtype() == DType::kFloat64 && !is_finite<double>(leaf))) {
+          throw std::invalid_argument(std::string(what) +
+                                      " of a step: expected finite numbers at " + path.str() +
+                                      ", got NaN or infinity");
+        }
+      },
+      nest);
+}
+
 }  // namespace
 
 StepCheck::StepCheck(const EnvDescription& description)
@@ -64,6 +92,8 @@ void StepCheck::operator()(const RawStep& raw) const {
   check_array(raw.episode_step, DType::kInt32, "episode_step");
   check_array(raw.episode_return, DType::kFloat32, "episode_return");
   check_rewards(raw.reward);
+  check_finite(raw.observation, "observation");
+  check_finite(raw.episode_return, "episode_return");
   check_ends(raw);
   check_finals(raw);
   check_info(raw);
@@ -97,6 +127,7 @@ void StepCheck::check_finals(const RawStep& raw) const {
   const std::int64_t count = std::count(truncated, truncated + num_envs_, true);
   if (raw.final_observation) {
     check_like(resized(count, observation_), *raw.final_observation, "final observation");
+    check_finite(*raw.final_observation, "final observation");
   } else if (count > 0) {
     throw std::invalid_argument(std::to_string(count) +
                                 " environments were truncated, but the step carries no final "

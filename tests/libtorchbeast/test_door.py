@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 import wire
 from background import SOON, Background, wait_for
@@ -360,6 +361,32 @@ def test_what_is_no_step_ends_the_stream_and_not_the_run(
         with hosting(address):
             take(door, game)
             game.rollout()
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_an_observation_that_is_not_finite_ends_the_stream_and_not_the_run(
+    address: str, kind: str, value: float
+) -> None:
+    """Hosts check it too, but other programs than ours may dial."""
+    numbers = np.zeros((E, 1), kind)
+    dtype = numbers.dtype.num
+    steps = []
+    for last in (0.0, value):
+        numbers[-1] = last
+        observation = wire.leaf(dtype, (E, 1), numbers.tobytes())
+        steps.append(wire.chunk(2, wire.vector_step(E, observation=observation)))
+    said = wire.description(wire.leaf(dtype, (1,)), num_envs=E, stack=1)
+    with door_at(address) as door, pool_of_hosts() as game:
+        with RawStream(address, "Join", LEARNER) as stream:
+            stream.send(wire.chunk(1, wire.chunk(1, said) + wire.chunk(2, b"x")))
+            take(door, game)
+            for step in steps:
+                stream.read()
+                stream.send(step)
+            assert stream.end()[0] is grpc.StatusCode.ABORTED
+        ((_, why),) = door.ended()
+        assert "expected finite numbers" in why
 
 
 def test_a_host_that_speaks_before_it_is_asked_is_let_go(address: str) -> None:

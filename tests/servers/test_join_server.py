@@ -271,6 +271,22 @@ def test_a_host_that_does_not_fit_is_refused_with_the_reason(
     assert caplog.text.count("ignoring the host b") == 1, "it dials again and again"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"observation_space": {"type": "ArraySpec", "shape": [1], "dtype": "01f4"}},
+        {"env_id": "\ud800"},
+    ],
+)
+def test_a_description_that_cannot_be_read_or_quoted_is_refused(
+    hosts: JoinServer, fake: FakeDoor, said: dict[str, Any]
+) -> None:
+    fake.comes("a", **said), fake.comes("b")
+    hosts.find(None, 10.0, never)
+    follow(hosts, fake)
+    assert [why.encode() for why in fake.refused.values()] and len(fake.taken) == 1
+
+
 def test_memory_is_promised_once(
     hosts: JoinServer, fake: FakeDoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

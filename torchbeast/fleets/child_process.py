@@ -25,6 +25,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any, BinaryIO, NoReturn
 
@@ -340,10 +341,13 @@ def follow_stdin(
     stdin = take_stdin()
 
     def read() -> None:
-        for line in stdin:
-            on_line(line)
-        with contextlib.suppress(OSError):  # already closed
-            on_end()
+        try:
+            for line in stdin:
+                on_line(line)
+            with contextlib.suppress(OSError):  # already closed
+                on_end()
+        except Exception:  # the process must not outlive its parent
+            traceback.print_exc()
         wait_until(running_time() + grace_s, threading.Event().wait)
         exit_now(0)
 

@@ -62,11 +62,13 @@ class Answering:
         self._answer(_MAIN_LANE)
 
     def _read(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                request: Request = pickle.loads(self._connection.recv_bytes())
-                self._lanes[self._lane_of.get(request[1], _MAIN_LANE)].put(request)
-        self._close()
+        try:
+            with contextlib.suppress(EOFError, OSError):
+                while True:
+                    request: Request = pickle.loads(self._connection.recv_bytes())
+                    self._lanes[self._lane_of.get(request[1], _MAIN_LANE)].put(request)
+        finally:  # also if a request does not fit the memory
+            self._close()
 
     def _close(self) -> None:
         """Ends the current call, and thereby the main thread."""

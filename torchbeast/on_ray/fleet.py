@@ -53,6 +53,7 @@ _log = logging.getLogger("torchbeast.ray")
 _RESERVE_S = 20.0  # time limit to reserve resources for the learner
 _END_S = 3.0  # for actors to finish their step; a stuck environment is abandoned
 _LAST_LINES = 20  # of a dead worker's output to show
+_LAST_BYTES = 65_536  # of each of its files in which they are
 _LONGEST_FOLDER = 40  # path of Ray's files; paths of its sockets are limited to 107
 _OF_TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 _MARK = ":"  # prefix of lines that Ray adds to the output of workers, such as :job_id:01
@@ -167,8 +168,8 @@ class RayFleet(AbstractContextManager["RayFleet"]):
         self._workers: set[RayWorker] = set()  # not killed yet
         self._lock = threading.Lock()
         self._address = config.address or os.environ.get("RAY_ADDRESS")
-        where = f"the cluster {self._address}" if self._address else "this machine"
-        with ExitStack() as opened, waiting_for(f"Ray on {where}"):
+        self._where = f"the cluster {self._address}" if self._address else "this machine"
+        with ExitStack() as opened, waiting_for(f"Ray on {self._where}"):
             if (callers := connected_ray()) is not None:
                 self._use(callers)
             else:
@@ -181,8 +182,7 @@ class RayFleet(AbstractContextManager["RayFleet"]):
         self.end()
 
     def __str__(self) -> str:
-        where = f"the cluster {self._address}" if self._address else "this machine"
-        return f"Ray {self._ray.__version__} on {where}: {self.room()}"
+        return f"Ray {self._ray.__version__} on {self._where}: {self.room()}"
 
     @_needing_connection()
     def room(self) -> Room:
@@ -361,7 +361,9 @@ class RayFleet(AbstractContextManager["RayFleet"]):
         logs = Path(self._ray._private.worker._global_node.get_logs_dir_path())
         lines = []
         for path in sorted(logs.glob(f"worker-*-{place.pid}.*"), reverse=True):  # .out, .err
-            lines += path.read_text(errors="replace").splitlines()
+            with suppress(OSError), path.open("rb") as file:  # it may be another user's, and long
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+                lines += file.read().decode(errors="replace").splitlines()
         return [line for line in lines if not line.startswith(_MARK)][-_LAST_LINES:]
 
 

@@ -341,6 +341,7 @@ class JoinServer:
         )
 
     def _refuse(self, stream: _Stream, reason: str) -> None:
+        reason = reason.encode(errors="backslashreplace").decode()  # it may quote half a character
         self._door.refuse(stream.number, reason)
         self._warn(stream.host, f"ignoring the host {stream.host}: {reason}")
 

@@ -144,7 +144,8 @@ class _Serving:
             self._remove_folder()
 
     def _dial(self, _: bytes) -> None:
-        if self._arguments["learners"]:
+        # The parent says it again to a replacement that was still starting.
+        if self._arguments["learners"] and self._server is not None:
             self._server.dial()
 
     def _stop(self) -> None:

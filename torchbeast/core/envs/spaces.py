@@ -244,7 +244,7 @@ def space_from_json(data: dict[str, Any]) -> Any:
         if _num_entries(data) > _MOST_ENTRIES:
             raise ValueError(f"a space may have {_MOST_ENTRIES} entries, got more")
         return _space_from_json(data)
-    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError, SyntaxError) as error:
         raise ValueError(f"not the description of a space: {data!r}") from error
 
 
