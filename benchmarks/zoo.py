@@ -142,7 +142,9 @@ def keep(folder: Path) -> None:
             print(f"Skipping {run}: {_NEEDED}.")
             continue
         kept = merged(kept, new, path)
-        folders[next(iter(new.runs))] = run
+        (seed,) = new.runs
+        if kept.runs[seed][-1]["date"] == new.runs[seed][-1]["date"]:  # else a newer one is kept
+            folders[seed] = run
     if not kept.runs:
         raise UsageError(f"no run in {folder} can be kept: train the preset first")
     FOLDER.mkdir(parents=True, exist_ok=True)

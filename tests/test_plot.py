@@ -296,6 +296,25 @@ def test_a_committed_curve_is_read_by_its_header_line(tmp_path: Path) -> None:
     assert plot.curve(tmp_path) == [(10.0, 1.5), (30.0, 2.0)]
 
 
+def test_evaluations_of_runs_with_other_settings_are_other_lines(tmp_path: Path) -> None:
+    files = []
+    for name, rate in (("a", 0.1), ("b", 0.1), ("c", 0.2)):
+        run = write_kind(tmp_path / name, "monobeast", flat(1.0), learning_rate=rate)
+        files.append(run / "evaluations.csv")
+        files[-1].write_text("step,mean_episode_return\n10,1.5\n20,2.5\n")
+    assert [len(group.curves) for group in plot.group_runs(files)] == [2, 1]
+
+
+def test_thirty_lines_look_different() -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    group = plot.RunGroup({}, {Path("a"): [(0.0, 0.0), (1.0, 1.0)]})
+    plot.draw(axes, [(str(number), group) for number in range(30)], "")
+    drawn = [line for line in axes.get_lines() if line.get_label()[:1] != "_"]
+    assert len({(line.get_color(), line.get_linestyle()) for line in drawn}) == 30
+
+
 def test_committed_curves_are_one_line_per_program_with_or_without_history(tmp_path: Path) -> None:
     columns, points = "step,seconds,mean_episode_return", "10,0.5,1.5\n20,1,\n30,2,2.5"
     said = "# commit abc\n# command python -m torchbeast.polybeast --preset catch, step, step\n"

@@ -10,6 +10,7 @@ setting differ only in their seed. See docs/how-to/suite.md.
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import json
 import math
@@ -22,6 +23,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import tyro
+from rich.text import Text
 
 from torchbeast import plot
 from torchbeast.cli.command_line import parse
@@ -32,7 +34,9 @@ from torchbeast.reporting import estimates
 from torchbeast.reporting.display import print_table, table_of
 from torchbeast.reporting.estimates import Estimate, estimate
 from torchbeast.reporting.log_files import LogFollower, read_logs
+from torchbeast.reporting.loggers import DisplayConfig
 from torchbeast.reporting.run_folder import run_path, write_atomically
+from torchbeast.run.config import HardwareConfig
 
 EPISODES = 100
 _FEW = 5  # runs of a task; intervals from fewer are too narrow
@@ -138,6 +142,8 @@ def read(pattern: str, name: str = "") -> Runs:
     in a setting.
     """
     differing = names_with("task", MonoBeastFlags) | {"folder"}  # between tasks
+    for config in (DisplayConfig, HardwareConfig):  # as a sweep that continues may
+        differing |= {field.name for field in dataclasses.fields(config)}
     folders = _folders(pattern)
     if not folders:
         raise UsageError(f"no run found in {pattern}: use the folder of a run or of several runs")
@@ -162,7 +168,8 @@ def read(pattern: str, name: str = "") -> Runs:
 
 def _folders(pattern: str) -> list[Path]:
     """Returns the folders of runs that a pattern matches or contains, each once."""
-    paths = sorted(map(run_path, glob.glob(str(expanded(pattern)))))
+    whole = expanded(pattern)  # the name of a folder may have brackets
+    paths = sorted(map(run_path, [whole] if whole.exists() else glob.glob(str(whole))))
     logs = [log for path in paths for log in (path / "logs.csv", *sorted(path.glob("*/logs.csv")))]
     runs = [Path(os.path.realpath(log.parent)) for log in logs if log.exists()]
     return list(dict.fromkeys(runs))
@@ -181,11 +188,10 @@ def _scores(
     """
     names = [name.strip() for name in str(settings.get("env", "")).split(",")]
     *_, last = read_logs(folder) if len(names) > 1 else [dict[str, float]()]
-    if f"mean_return_{names[0]}" not in last:  # one task, perhaps with a comma in its name
-        return {_task(settings): (plot.RETURN, mean_return)}
     columns = {_task({**settings, "env": name}): f"mean_return_{name}" for name in names}
-    known = {task: (column, last[column]) for task, column in columns.items()}
-    return {task: scored for task, scored in known.items() if not math.isnan(scored[1])}
+    known = {task: (column, last[column]) for task, column in columns.items() if column in last}
+    # otherwise one task, perhaps with a comma in its name
+    return known or {_task(settings): (plot.RETURN, mean_return)}
 
 
 def _check_same(first: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
@@ -236,6 +242,8 @@ def verdict(improvement: Estimate, runs: int) -> str:
             return f"{better} is better: {beats}."
         few = f"{counted(runs, 'run')} per task {'is' if runs == 1 else 'are'} not enough"
         return f"Inconclusive: {few}. Train with at least {_FEW} seeds."
+    if low == high:
+        return "No difference: all runs of a task have the same score."
     # Intervals shrink with the root of the runs. The end beyond 0.5 has to come back to it.
     wider = (value - low if value > 0.5 else high - value) / max(abs(value - 0.5), 1e-9)
     needed = max(_FEW, math.ceil(runs * wider**2), runs + 1) - runs
@@ -257,7 +265,7 @@ def _print(
     table = table_of("", ["", *columns])
     for task, of_task in comparisons.items():
         counts = " and ".join(str(len(runs.tasks[task])) for runs in sets)
-        table.add_row(task, counts, *_cells(of_task))
+        table.add_row(*map(Text, (task, counts, *_cells(of_task))))  # a str may be markup
     if together is not None:
         table.add_row("all (normalised)", "", *_cells(together))
     print_table(table)
@@ -289,7 +297,14 @@ def _cells(of_task: Comparison) -> list[str]:
 
 
 def _with_interval(statistic: Estimate, form: str) -> str:
-    return f"{statistic.value:{form}} [{statistic.low:{form}}, {statistic.high:{form}}]"
+    value, low, high = (_number(number, form) for number in statistic)
+    return f"{value} [{low}, {high}]"
+
+
+def _number(number: float, form: str) -> str:
+    """Formats a number; from 1,000 on without an exponent."""
+    sign = "+" if form.startswith("+") else ""
+    return format(number, form if abs(number) < 1000 else f"{sign},.0f")
 
 
 def _write(

@@ -152,7 +152,8 @@ def settings_of_run(folder: Path) -> dict[str, Any]:
     folder without meta.json: its path. For a kept curve: the file name without the seed.
     """
     if folder.is_file():
-        return {"program": folder.stem.rpartition("-")[0] or folder.stem}
+        name = folder.stem.rpartition("-")[0] or folder.stem
+        return settings_of_run(folder.parent) | {"program": name}
     meta = read_meta(folder)
     if not isinstance(meta.get("args"), dict):
         return {"folder": str(folder)}
@@ -291,7 +292,9 @@ def draw(
     column: str = RETURN,
 ) -> None:
     """Draws labelled groups of runs into axes of matplotlib."""
-    axes.set_prop_cycle(color=COLOURS, linestyle=2 * ["-", "--", "-.", ":"])
+    styles = ["-", "--", "-.", ":"]
+    cycle = [styles[(line + line // len(COLOURS)) % 4] for line in range(4 * len(COLOURS))]
+    axes.set_prop_cycle(color=4 * COLOURS, linestyle=cycle)
     for label, group in lines:
         steps, curves = on_one_grid(group.curves.values())
         (drawn,) = axes.plot(steps, curves.mean(0), label=label)

@@ -6,12 +6,12 @@ python -m torchbeast.polybeast --preset pong
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 
 from torchbeast.cli import command_line
 from torchbeast.cli.flags import PolyBeastFlags
+from torchbeast.core.algos.config import with_values
 from torchbeast.errors import EXIT_DONE
 from torchbeast.fleets.supervisor import Supervisor, end_program
 from torchbeast.fleets.system import check_alone
@@ -34,8 +34,8 @@ def run(flags: PolyBeastFlags) -> int:
         return flags.test_run(flags.environment.asked)
     import libtorchbeast  # noqa: F401 - raises immediately if it was not built
 
-    num_envs = flags.fleet.environments()  # recorded, so that a resumed run keeps it
-    flags = dataclasses.replace(flags, fleet=dataclasses.replace(flags.fleet, num_envs=num_envs))
+    # recorded, so that a resumed run keeps it
+    flags = with_values(flags, {"num_envs": flags.fleet.environments()})
     with (
         session(flags.run.folder, command_line.flatten(flags)) as opened,
         environment_servers(flags, opened.supervisor) as servers,
@@ -48,7 +48,7 @@ def run(flags: PolyBeastFlags) -> int:
         if servers.wait_ready():
             goes_on = opened.supervisor.check_goes_on
             basename = servers.addresses[0].removesuffix(".0")
-            fleet = find_servers([basename], num_envs, 60.0, check_goes_on=goes_on)
+            fleet = find_servers([basename], flags.fleet.num_envs, 60.0, check_goes_on=goes_on)
             LearnerRun(plan_of(flags, fleet), opened).train()
     return EXIT_DONE
 

@@ -181,6 +181,13 @@ def test_a_run_that_is_tested_brings_what_its_agent_was_made_of_alone(
     assert flags_of(program, savedir, *test, "--no_use_lstm")["use_lstm"] is False
 
 
+def test_a_preset_with_a_replay_does_not_change_the_algorithm_of_an_evaluation(
+    savedir: Path,
+) -> None:
+    words = ["--mode", "test", "--preset", "memory-r2d2", "--xpid", "b"]
+    assert flags_of("monobeast", savedir, *words)["algo"] == "r2d2"
+
+
 @pytest.mark.parametrize("what", ["nothing", "gone", "a folder"])
 def test_mode_test_without_a_latest_run_is_refused_with_a_message(
     what: str, tmp_path: Path
@@ -194,11 +201,14 @@ def test_mode_test_without_a_latest_run_is_refused_with_a_message(
 
 
 def test_an_agent_of_the_zoo_is_tested_with_its_algorithm(savedir: Path) -> None:
-    flags = flags_of("monobeast", savedir, "--mode", "test", "--xpid", "zoo:cartpole-ppo")
+    words = ["--mode", "test", "--xpid", "zoo:cartpole-ppo", "--follow", "false"]
+    flags = flags_of("monobeast", savedir, *words)
     assert flags["algo"] == "ppo" and flags["xpid"] == "zoo:cartpole-ppo"
 
 
-@pytest.mark.parametrize("words", [(), ("--mode", "test", "--follow")])
+@pytest.mark.parametrize(
+    "words", [(), ("--mode", "test", "--follow"), ("--mode", "test", "--follow=true")]
+)
 def test_an_agent_of_the_zoo_is_not_a_run_to_continue(
     words: tuple[str, ...], savedir: Path
 ) -> None:

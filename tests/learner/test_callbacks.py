@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from small_schemes import scheme_of
 
 import torchbeast
 from torchbeast import Learner, RunError, UsageError
+from torchbeast.envs.toy import Catch
+from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.learner import Callback, Checkpoints, Evaluation
 from torchbeast.reporting import StdoutLogger
 from torchbeast.reporting.log_files import read_logs
@@ -285,6 +288,17 @@ def test_an_interrupt_at_the_end_still_writes_the_checkpoint(tmp_path: Path) -> 
     assert torchbeast.load_checkpoint(tmp_path / "run" / "model.tar")["stats"]["step"] == STEPS
 
 
+def test_an_interrupt_while_threads_are_awaited_still_writes_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = Learner(scheme_of(), 10**6, tmp_path / "run")
+    learner.step()
+    monkeypatch.setattr(Supervisor, "join", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        learner.close()
+    assert torchbeast.load_checkpoint(tmp_path / "run" / "model.tar")["stats"]["step"] == STEPS
+
+
 def test_a_checkpoint_that_cannot_be_written_at_the_end_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -437,11 +451,19 @@ def test_evaluations_come_at_multiples_of_steps_and_after_the_last(tmp_path: Pat
     assert best_step(tmp_path, "played_best.tar") == 5 * STEPS
 
 
+def seeding(num_envs: int) -> Catch:
+    torch.manual_seed(0)
+    return Catch(num_envs)
+
+
+@pytest.mark.parametrize("envs", [{}, {"env_fn": seeding, "vec_env_size": 2}])
 def test_an_evaluation_plays_the_weights_of_its_update_and_leaves_training_alone(
-    tmp_path: Path,
+    tmp_path: Path, envs: dict[str, Any]
 ) -> None:
+    how = {"envs": envs} if envs else {}
+
     def run(path: Path, *callbacks: Callback) -> Any:
-        with Learner(scheme_of(), 10**6, path, seed=1, callbacks=callbacks) as learner:
+        with Learner(scheme_of(**how), 10**6, path, seed=1, callbacks=callbacks) as learner:
             learner.train(3 * STEPS)
             weights = {name: value.clone() for name, value in learner.actor.state_dict().items()}
         return weights
@@ -484,6 +506,18 @@ def test_old_checkpoints_are_removed_and_files_of_others_are_not(tmp_path: Path)
         learner.train()
     names = {path.stem.lstrip("0") for path in (tmp_path / "checkpoints").iterdir()}
     assert names == {"60", "80", "mine"}
+
+
+def test_copies_of_a_run_that_went_back_are_kept_beside_later_ones(tmp_path: Path) -> None:
+    callbacks = [Checkpoints(STEPS, keep=2)]
+    with Learner(scheme_of(), 10**6, tmp_path, callbacks=callbacks) as learner:
+        learner.step()
+        learner.save_model(tmp_path / "first.tar")
+        learner.train(4 * STEPS)
+        learner.restore(tmp_path / "first.tar")
+        learner.step()
+    names = {path.stem.lstrip("0") for path in (tmp_path / "checkpoints").iterdir()}
+    assert names == {"40", "60", "80"} and learner.steps == 2 * STEPS
 
 
 def test_without_copies_only_the_runs_own_checkpoint_is_written(tmp_path: Path) -> None:

@@ -100,6 +100,16 @@ def test_a_resumed_run_keeps_its_options_until_it_gets_others(tmp_path: Path) ->
         assert settles_at(third, 0.0)
 
 
+def test_a_run_that_goes_back_has_the_options_of_then(tmp_path: Path) -> None:
+    with Learner(scheme_of(envs=ENVS), 10**6, tmp_path / "run", seed=1) as learner:
+        learner.step()
+        learner.save_model()
+        learner.set_env_options({"level": 3})
+        assert settles_at(learner, 6.0)
+        learner.restore()
+        assert settles_at(learner, 0.0)
+
+
 def test_a_callback_can_raise_the_level(tmp_path: Path) -> None:
     class Curriculum(Callback):
         def on_step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:

@@ -115,6 +115,15 @@ def test_means_are_over_as_many_episodes_as_were_asked_for() -> None:
     assert len(progress.returns) == 200
 
 
+def test_a_resumed_run_has_as_many_episodes_in_its_means_as_before() -> None:
+    progress, resumed = Progress(), Progress()
+    progress.keep_last(200)
+    progress.returns.extend(range(200))
+    resumed.load_state_dict(progress.state_dict())
+    resumed.keep_last(200)
+    assert len(resumed.returns) == 200
+
+
 def test_collected_steps_are_shown_until_the_first_update() -> None:
     lines = plain_lines(
         (0, shown(0)),
@@ -249,6 +258,21 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return Terminal()
 
 
+@pytest.mark.parametrize(
+    ("variables", "is_terminal"),
+    [({"TERM": "dumb"}, True), ({"TERM": "xterm", "FORCE_COLOR": "1"}, False)],
+)
+def test_what_cannot_be_drawn_on_gets_plain_lines(
+    variables: dict[str, str], is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    stream = Terminal() if is_terminal else io.StringIO()
+    with Display("Catch", stream) as display:
+        display.show(shown(1000), now=0.0)
+    assert "steps 1,000 of 100,000" in stream.getvalue() and "\x1b" not in stream.getvalue()
+
+
 def test_a_terminal_of_80_columns_shows_the_return_first_and_the_time_left(
     terminal: Terminal,
 ) -> None:
@@ -336,7 +360,7 @@ def test_the_rate_is_that_of_the_last_ten_seconds() -> None:
 
 
 def test_an_unknown_duration_is_shown_as_a_dash() -> None:
-    assert clock(float("nan")) == "-"
+    assert clock(float("nan")) == clock(1e15) == "-"
     assert clock(3723) == "1:02:03"
 
 

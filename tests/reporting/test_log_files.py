@@ -54,6 +54,16 @@ def test_an_incomplete_row_of_a_killed_run_does_not_affect_the_next(tmp_path: Pa
     assert [(r["step"], r["loss"]) for r in read_logs(tmp_path)] == [(10, 1.0), (30, 3.0)]
 
 
+def test_names_of_columns_that_were_cut_off_are_written_again(tmp_path: Path) -> None:
+    write(tmp_path, (10, {"loss": 1.0}), (20, {"loss": 2.0, "lag": 3.0}))
+    fields = tmp_path / "fields.csv"
+    fields.write_bytes(fields.read_bytes()[:-3])
+    write(tmp_path, (30, {"loss": 3.0, "lag": 4.0}))
+    assert read_fields(tmp_path) == ["_tick", "_time", "step", "loss", "lag"]
+    *_, last = read_logs(tmp_path)
+    assert (last["step"], last["loss"], last["lag"]) == (30, 3.0, 4.0)
+
+
 def test_a_row_that_is_being_written_is_not_read(tmp_path: Path) -> None:
     """Its last number may lack digits."""
     write(tmp_path, (10, {"loss": 1.0}), (20, {"loss": 2.25}))

@@ -93,6 +93,21 @@ def test_evaluations_of_a_resumed_run_are_at_the_multiples_too_without_a_double_
     assert scores(tmp_path) == [(20, 1.0), (40, 2.0), (60, 3.0), (70, 4.0)]
 
 
+def test_a_last_evaluation_that_a_signal_interrupts_is_made_up_for_once(
+    tmp_path: Path, chosen: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = dict(total=2 * STEPS, eval_every=2 * STEPS, eval_episodes=1)
+    with pytest.raises(RunError, match="evaluation"):  # no scores are left
+        learn(tmp_path, 2, **last)
+    chosen += [3.0]
+    learn(tmp_path, 2, **last)
+    assert scores(tmp_path) == [(20, 3.0)] and saved(tmp_path)["stats"]["step"] == 2 * STEPS
+    assert saved(tmp_path)["callbacks"]["evaluation"] == {"best": 3.0, "step": 2 * STEPS}
+    assert "already complete" not in capsys.readouterr().out
+    learn(tmp_path, 2, **last)
+    assert "already complete" in capsys.readouterr().out
+
+
 def test_rows_that_a_killed_run_wrote_after_its_checkpoint_are_dropped(
     tmp_path: Path, chosen: list[float]
 ) -> None:

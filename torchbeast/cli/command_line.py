@@ -452,9 +452,9 @@ def _algorithm(words: Sequence[str], decided: Mapping[str, Any]) -> str:
     It is LASER if there is a replay and no other algorithm is named. An evaluation does not need
     the recorded algorithm, which may not be importable.
     """
-    of_run = None if resuming.is_test(words) else decided.get("algo")
-    usual = FOR_REPLAY if _has_replay(words, decided) else DEFAULT
-    return spelt(resuming.given(words, "--algo") or of_run or usual)
+    of_run = {} if resuming.is_test(words) else decided
+    usual = FOR_REPLAY if _has_replay(words, of_run) else DEFAULT
+    return spelt(resuming.given(words, "--algo") or of_run.get("algo") or usual)
 
 
 def _has_replay(words: Sequence[str], decided: Mapping[str, Any]) -> bool:

@@ -34,7 +34,7 @@ def recorded_settings(args: Sequence[str]) -> dict[str, Any]:
     xpid = given(args, "--xpid") or (_latest(_savedir(args)) if needs_run else None)
     if not xpid or Path(xpid).name != xpid:
         return {}
-    if xpid.startswith(PREFIX) and (not tests or "--follow" in args):
+    if xpid.startswith(PREFIX) and (not tests or _follows(args)):
         raise UsageError(
             f"{xpid} is a trained agent, and not a run: add --mode test, without --follow, or use "
             "another --xpid"
@@ -60,6 +60,11 @@ def given(args: Sequence[str], flag: str) -> str | None:
     return value
 
 
+def _follows(args: Sequence[str]) -> bool:
+    value = given(args, "--follow")
+    return "--follow" in args if value is None else value.lower() == "true"
+
+
 def _savedir(args: Sequence[str]) -> Path:
     return RunConfig(savedir=given(args, "--savedir") or RunConfig.savedir).folder.parent
 
@@ -81,7 +86,7 @@ def _of_agent(folder: Path, args: Sequence[str]) -> dict[str, Any]:
 
     With --follow the run need not have a checkpoint yet; the first one then determines the flags.
     """
-    if not run_path(folder).exists() or "--follow" in args:
+    if not run_path(folder).exists() or _follows(args):
         return {}
     flags = _of_checkpoint(folder / (given(args, "--checkpoint") or CHECKPOINT)) or {}
     return {name: flags[name] for name in names_with("agent", LearnerFlags) if name in flags}

@@ -30,6 +30,7 @@ from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError, expanded
 from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.fleets.system import uninterrupted
 from torchbeast.learner.plan import plan_of
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.loggers import LogConfig, Logger
@@ -248,7 +249,7 @@ class Learner(RunningLearner):
         """Starts the callbacks and, in the first step, the workers; returns the loop."""
         self._callbacks.start(self)
         if self._thread is None:
-            with self._training.own:
+            with self._training.own, uninterrupted():  # what is started twice would not work
                 if workers := _workers(self.scheme):
                     print(f"Starting {workers}.", flush=True)
                 self._run.begin()

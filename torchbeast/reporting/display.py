@@ -94,8 +94,8 @@ class Progress:
         """Restores `state_dict`; entries missing in a checkpoint start from zero."""
         self.step = state.get("step", 0)
         self.episodes = state.get("episodes", 0)
-        self.returns.extend(state.get("returns", ()))
-        self.lengths.extend(state.get("lengths", ()))
+        self.returns = collections.deque(state.get("returns", ()))  # `keep_last` limits them
+        self.lengths = collections.deque(state.get("lengths", ()))
         for name, returns in state.get("task_returns", {}).items():
             self.by_task[name] = collections.deque(returns)
 
@@ -141,7 +141,7 @@ class Panel:
         """
         self._stream = stream or sys.stdout
         self._console = Console(file=self._stream)
-        is_live = self._console.is_terminal and is_shown
+        is_live = self._console.is_interactive and self._stream.isatty() and is_shown
         self._live = _Frame(console=self._console, auto_refresh=False) if is_live else None
 
     def __enter__(self: PanelT) -> PanelT:
@@ -355,8 +355,9 @@ def _alive(shown: Shown, live: int) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Formats seconds as 1:02:03; NaN as a dash."""
-    return "-" if math.isnan(seconds) else str(timedelta(seconds=int(max(0.0, seconds))))
+    """Formats seconds as 1:02:03; NaN, and what timedelta cannot hold, as a dash."""
+    is_known = seconds < timedelta.max.total_seconds()
+    return str(timedelta(seconds=int(max(0.0, seconds)))) if is_known else "-"
 
 
 def figure(value: float, spec: str = ".2f") -> str:

@@ -99,6 +99,10 @@ class Callback:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the result of `state_dict`, when a checkpoint that has one is loaded."""
 
+    def _is_due(self, state: Mapping[str, Any], step: int) -> bool:
+        """Returns whether the end of a run at its last step interrupted it; state: its own then."""
+        return False
+
     def _prepare_evaluations(self, make_envs: Callable[[int], object]) -> None:
         """Lets a program make environments for a number of episodes, before it records its run."""
 
@@ -275,7 +279,8 @@ class RunningLearner:
         seed = secrets.randbits(31) if seed is None else seed
         model = copy.deepcopy(self.actor).to("cpu").eval()
         model.set_precision(self._training.made.compute.precision, torch.device("cpu"))
-        with self._training.own, self._test_envs(num_episodes) as env:
+        of_run = torch.random.fork_rng(devices=[])  # code of the environments may set a seed
+        with self._training.own, of_run, self._test_envs(num_episodes) as env:
             agent = self._training.made.agent._replace(model=model)
             return play(env, agent, num_episodes, seed, greedy=not sampled)
 
@@ -323,6 +328,11 @@ class Callbacks:
         for callback in self._all:
             callback._prepare_evaluations(make_envs)
 
+    def are_due(self, earlier: EarlierRun, step: int) -> bool:
+        """Returns whether one was interrupted at the last step of the earlier run."""
+        states = earlier.callbacks
+        return any(callback._is_due(states.get(callback.name, {}), step) for callback in self._all)
+
     def load(self, earlier: EarlierRun, training: Training) -> None:
         """Loads the states of the earlier run, and gives the environments of this one its options;
         `start` will call all callbacks.
@@ -331,7 +341,7 @@ class Callbacks:
         for callback in self._all:
             if callback.name in states:
                 callback.load_state_dict(states[callback.name])
-        if earlier.env_options is not None:
+        if earlier.recorded:
             self.env_options = earlier.env_options
         if self.env_options is not None:
             training.source.set_env_options(self.env_options)

@@ -118,13 +118,13 @@ class LearnerRun:
         if step >= (run.pause_at or math.inf):
             say(f"Run {run.xpid} has already reached --pause_at. Remove it to continue.")
             return
-        if step >= self._total_steps:
+        callbacks = Callbacks(self.plan.callbacks)
+        if step >= self._total_steps and not callbacks.are_due(self.earlier, step):
             say(
                 f"Run {run.xpid} is already complete ({step:,}/{self._total_steps:,} steps). "
                 "Increase --total_steps to continue."
             )
             return
-        callbacks = Callbacks(self.plan.callbacks)
         with closing(ProgramLearner(self._env_process, self._total_steps, callbacks)) as learner:
             self.begin()
             with self.training(callbacks.entries) as training:
@@ -228,6 +228,10 @@ class LearnerRun:
     def _learn(self, training: Training, learner: ProgramLearner) -> None:
         with PrometheusEndpoint().served(self.plan.metrics) as endpoint:
             learner.begin(self.earlier, training)
+            if learner.done():  # only the last evaluation was left, which has been played
+                learner.end()
+                training.save()
+                return
             supervisor = self.session.supervisor
             self.start(training)
             training.start(self.made.compute.learner_threads, learner.step)
@@ -305,13 +309,12 @@ class LearnerRun:
         Updates before a NaN may already have damaged the weights. So the last checkpoint is kept,
         and the state before the NaN is in last_good.tar.
         """
-        running = self.session.supervisor.join(_JOIN_S)
-        if running:
-            _log.warning(
-                f"threads that did not end within {_JOIN_S:g} s: {running}; the final checkpoint "
-                f"waits at most {training.patience_s:.0f} s for the current update"
-            )
         try:
+            if running := self.session.supervisor.join(_JOIN_S):
+                _log.warning(
+                    f"threads that did not end within {_JOIN_S:g} s: {running}; the final "
+                    f"checkpoint waits at most {training.patience_s:.0f} s for the current update"
+                )
             if not any(name.startswith("learner") for name in running):  # which call callbacks
                 end_callbacks()
         finally:  # also if Ctrl-C interrupts it

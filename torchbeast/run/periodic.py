@@ -111,7 +111,8 @@ class Checkpoints(_Periodic):
         folder.mkdir(exist_ok=True)
         learner.save_model(folder / f"{learner.steps:012d}.tar")
         copies = [path for path in folder.glob("*.tar") if path.stem.isdigit()]
-        copies.sort(key=lambda path: int(path.stem))
+        # not those of steps from which the run went back
+        copies = sorted(path for path in copies if int(path.stem) <= learner.steps)
         for old in copies[: -self._keep] if self._keep else ():
             old.unlink()
 
@@ -178,12 +179,16 @@ class Evaluation(_Periodic):
         return self._name
 
     def on_start(self, learner: RunningLearner) -> None:
-        """Begins to wait. An evaluation that the end of the earlier run interrupted is due now."""
+        """Begins to wait. An evaluation that the end of the earlier run interrupted is due now, and
+        played if no step is left.
+        """
         self.on_end(learner)
         super().on_start(learner)
         if self._resumed is not None:
             self._last_step, self._resumed = min(self._resumed, learner.steps), None
         self._open(learner)
+        if self._last_step < learner.steps and learner.done():
+            self._act(learner, {})
 
     def on_end(self, learner: RunningLearner) -> None:
         """Closes the file of scores."""
@@ -198,6 +203,9 @@ class Evaluation(_Periodic):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`."""
         self.best, self._resumed = state.get(BEST, -math.inf), state.get("step")
+
+    def _is_due(self, state: Mapping[str, Any], step: int) -> bool:
+        return bool(state.get("step", step) < step)
 
     def _prepare_evaluations(self, make_envs: Callable[[int], object]) -> None:
         make_envs(self.num_episodes)

@@ -376,7 +376,11 @@ class RankedLearner(JointLearner):
         self._taking.ask(self._number)
         own_batch: Batch | None = None
         self._ready_since = None
-        self._replica.meet(self._number, lambda: self._supervisor.ended)
+        # Not `ended`: rank 0 may still be in the callbacks of the last update.
+        supervisor = self._supervisor
+        self._replica.meet(
+            self._number, lambda: supervisor.failure is not None or supervisor.interrupted
+        )
         while self._supervisor.failure is None:  # else it leaves, and the others notice
             if own_batch is None:
                 own_batch = self._taking.wait(self._number, PATIENCE_S)

@@ -223,7 +223,8 @@ class LearnerThread:
         self._run = training
         self._cuda_stream = CudaStream(training.made.compute.device)
         self._batches: Iterator[Batch] | None = None  # None: ask the source for another iterator
-        self._is_taken = False  # whether a step has taken a batch and not trained on it
+        self._is_asked = False  # whether a step has asked for a batch and not trained on it
+        self._is_taken = False  # whether it got the batch, whose version workers may wait for
 
     def step(self, callbacks: Consumer) -> Row | None:
         """Takes a step of the loop. Returns the row of its update, or None if the run has ended.
@@ -233,9 +234,6 @@ class LearnerThread:
         run, clock = self._run, self._run.rows.clock
         with clock.steps.running():
             with run.own, self._dropping_batch():
-                if self._is_taken:  # an interrupt came between collecting and the update
-                    self._batches = None
-                self._is_taken = True
                 batch = self.next_batch()  # collect: workers act meanwhile
                 if batch is None:
                     return None
@@ -244,21 +242,32 @@ class LearnerThread:
             with run.lock:
                 if run.supervisor.ended and not run.learns_all:
                     return None
-                with run.own, own_settings(), self._dropping_batch(run.publish_interrupted):
+                with run.own, own_settings(), self._dropping_batch(self._publish_interrupted):
                     with clock.updates.running():
                         on_device = copied.map(self._cuda_stream.hand_over)
                         metrics = run.update(batch, on_device)  # update
                         run.publish()  # publish
                     row = run.rows.make(batch, metrics, run.made.optimiser_step.counters)
-                    self._is_taken = False
+                    self._is_asked = self._is_taken = False
                 run.hand_out(row, callbacks)  # callbacks, log, checkpoints
                 return row
 
+    def _publish_interrupted(self, version: int) -> None:
+        self._run.publish_interrupted(version)
+        self._is_taken = False
+
     def next_batch(self) -> Batch | None:
-        """Returns the next batch of the source; None once it is closed."""
-        if self._batches is None:
+        """Returns the next batch of the source; None once it is closed. Drops the last one, if an
+        interrupt came before its update.
+        """
+        if self._is_asked or self._batches is None:
             self._batches = self._run.source.batches()
-        return next(self._batches, None)
+        if self._is_taken:
+            self._publish_interrupted(self._run.updates + 1)
+        self._is_asked = True
+        batch = next(self._batches, None)
+        self._is_taken = batch is not None
+        return batch
 
     @contextmanager
     def _dropping_batch(

@@ -127,17 +127,23 @@ class OwnProcess:
         self._own: tuple[int, Tensor] | None = None  # None: it was never left
 
     def __enter__(self) -> None:
-        self._depth += 1
-        if self._depth == 1:
+        if self._depth == 0:
             self._callers = torch.get_num_threads(), torch.get_rng_state()
-            if self._own is not None:
-                _use(*self._own)
+            try:
+                if self._own is not None:
+                    _use(*self._own)
+            except BaseException:  # an interrupt, after which __exit__ is not called
+                _use(*self._callers)
+                raise
+        self._depth += 1
 
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if self._depth == 0:
-            self._own = torch.get_num_threads(), torch.get_rng_state()
-            _use(*self._callers)
+            try:
+                self._own = torch.get_num_threads(), torch.get_rng_state()
+            finally:
+                _use(*self._callers)
 
 
 def _use(threads: int, random: Tensor) -> None:
