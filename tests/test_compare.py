@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def test_an_agent_of_many_tasks_is_compared_with_specialists_task_by_task(
         run(folder, 0.5, env="Catch,Memory", seed=seed)
         names = "step,mean_episode_return,episodes,mean_return_Catch,mean_return_Memory"
         (folder / "fields.csv").write_text(f"{names}\n")
-        (folder / "logs.csv").write_text(f"# {names}\n1000,0.5,200,{5.0 + seed},nan\n")
+        (folder / "logs.csv").write_text(f"# {names}\n1000,0.5,200,{5.0 + seed},\n")
     specialists = tmp_path / "b"
     runs(specialists, [1.0, 2.0])
     runs(specialists, [3.0], env="Memory")
@@ -79,6 +80,23 @@ def test_an_agent_of_many_tasks_is_compared_with_specialists_task_by_task(
     assert found.scores("Catch").tolist() == [5.0, 6.0]
     assert [run.curve for run in found.tasks["Catch"]] == [[(1000, 5.0)], [(1000, 6.0)]]
     said(capsys, str(tmp_path / "a"), str(specialists))
+
+
+def test_large_scores_have_no_exponent_and_brackets_of_a_task_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kwargs = {"flags": [True]}
+    runs(tmp_path / "a", [12345.0, 12345.0], env_kwargs=kwargs)
+    runs(tmp_path / "b", [10000.0, 10000.0], env_kwargs=kwargs)
+    out = said(capsys, str(tmp_path / "a"), str(tmp_path / "b"))
+    assert "12,345 [12,345, 12,345]" in out and "+2,345 [" in out and '{"flags": [true]}' in out
+
+
+def test_equal_scores_need_no_more_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alike = [runs(tmp_path / name, [500.0] * 5) for name in "ab"]
+    assert "No difference: all runs of a task have the same score." in said(capsys, *alike)
 
 
 def test_few_runs_are_never_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,6 +222,12 @@ def test_the_figure_has_a_panel_for_each_task_and_the_profile(tmp_path: Path) ->
     assert image.read_text().count('id="axes_') == 3
 
 
+def test_runs_of_a_set_may_differ_in_what_a_continued_sweep_may_change(tmp_path: Path) -> None:
+    run(tmp_path / "1", 1.0, seed=1, torch_threads=None)
+    run(tmp_path / "2", 2.0, seed=2, torch_threads=1, episodes_for_avg=20)
+    assert [*compare.read(str(tmp_path)).scores("Catch")] == [1.0, 2.0]
+
+
 # --- suites
 
 
@@ -253,8 +277,36 @@ def test_a_suite_is_a_sweep_over_its_tasks_and_seeds(monkeypatch: pytest.MonkeyP
     assert program.main(words) == 0
     expected = ["--set", "seed=11,12,13", "--preset=bitflip-dqn", "--name", "toy-dqn"]
     assert called == [[*expected, "--parallel", "2"]]
-    assert program.main(["classic", "--preset", "catch", "--algo", "laser", "--name", "x"]) == 0
-    assert called[1][2:] == ["--preset=catch", "--algo=laser", "--name", "x"]
+    assert program.main(["box2d", "--preset", "catch", "--algo", "laser", "--name", "x"]) == 0
+    envs = "env=LunarLander-v3,LunarLanderContinuous-v3"
+    assert called[1][2:] == [envs, "--preset=catch", "--algo=laser", "--name", "x"]
+
+
+def test_a_suite_does_not_vary_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(program, "sweep", None)
+    for words in (["toy", "--algo", "dqn"], ["zoo", "--only", "catch-*"]):
+        assert program.main([*words, "--set", "learning_rate=0.1,0.2"]) == 2
+        assert "a suite varies only tasks and seeds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [name for name, each in SUITES.items() if each.envs])
+def test_a_suite_with_environments_trains_each_of_them_with_every_algorithm(name: str) -> None:
+    for algo in SUITES[name].presets:
+        first, *_ = SUITES[name].words(algo, None)
+        kind, _, values = first.partition("=")
+        trained = values.split(",")
+        if kind == "preset":
+            trained = [PRESETS[preset].task[0] for preset in trained]
+        assert sorted(trained) == sorted(SUITES[name].envs), algo
+
+
+def test_a_report_is_of_the_suites_own_folder_whatever_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "run[1]"
+    runs(folder, [1.0, 2.0])
+    program._report([SimpleNamespace(progress=SimpleNamespace(mean_return=1.0))], folder)  # type: ignore[list-item]
+    assert json.loads((folder / "suite.json").read_text())
 
 
 def test_the_presets_of_all_suites_exist() -> None:

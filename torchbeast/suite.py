@@ -65,10 +65,12 @@ class Suite:
         presets: Names of presets by the name of an algorithm: one preset for all environments, or
             a preset for each task.
         envs: The environments of an algorithm with one preset. Default: the preset's.
+        all_envs: The environments of a preset that the user names. Default: `envs`.
     """
 
     presets: Mapping[str, tuple[str, ...]]
     envs: tuple[str, ...] = ()
+    all_envs: tuple[str, ...] = ()
 
     def words(self, algo: str, preset: str | None) -> list[str]:
         """Returns the words of a sweep's command line that choose tasks and settings.
@@ -84,19 +86,29 @@ class Suite:
             )
         if len(presets) > 1:
             return [f"preset={','.join(presets)}"]
-        return [*([f"env={','.join(self.envs)}"] if self.envs else []), f"--preset={presets[0]}"]
+        envs = self.envs if preset is None else self.envs or self.all_envs
+        return [*([f"env={','.join(envs)}"] if envs else []), f"--preset={presets[0]}"]
 
 
 def _of_family(family: str, envs: tuple[str, ...] = ()) -> Suite:
     """Returns the suite of the presets of the zoo that are named after an environment and an
-    algorithm, and nothing more; envs: see Suite.
+    algorithm, and nothing more.
+
+    envs: environments, in place of those of the presets. An algorithm without a preset for each
+    trains all with its first one.
     """
-    presets: dict[str, tuple[str, ...]] = {}
+    named: dict[str, dict[str, str]] = {}  # of an algorithm, by environment
     for name, preset in PRESETS.items():
-        _, algo = preset.task
-        if preset.family == family and preset.seeds and name.endswith(f"-{algo}"):
-            presets[algo] = (*presets.get(algo, ()), name)
-    return Suite(presets=presets, envs=envs)
+        env, algo = preset.task
+        is_named_so = preset.family == family and name.endswith(f"-{algo}")
+        if is_named_so and preset.seeds and (not envs or env in envs):
+            named.setdefault(algo, {})[env] = name
+    presets = {
+        algo: tuple(names.values())[: None if len(names) == len(envs or names) else 1]
+        for algo, names in named.items()
+    }
+    every = dict.fromkeys(env for names in named.values() for env in names)
+    return Suite(presets=presets, envs=envs, all_envs=tuple(every))
 
 
 _MINATAR = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
@@ -186,6 +198,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(argv: Sequence[str] | None) -> int:
     """Trains the runs, and reports their scores; returns the exit code."""
     flags, words = parse_known(SuiteFlags, PROGRAM, argv)
+    if given(words, "--set") is not None:
+        raise UsageError(
+            "a suite varies only tasks and seeds: use flags without --set, or the program sweep"
+        )
     if flags.algo is None or flags.suite == ZOO:
         return train_zoo(flags, words)
     tasks = suite(flags.suite).words(flags.algo, flags.preset)

@@ -170,14 +170,16 @@ def test_preset_help_names_the_agent_of_a_preset(
 
 
 def test_the_flags_that_preset_help_prints_can_be_pasted_and_fit_the_terminal(
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = printed(capsys, "--preset", "help:-")
     assert 70 < max(map(len, shown.splitlines())) <= 80
-    pasted = shown.replace("\\\n", "")
-    for preset in PRESETS.values():
-        words = shlex.split(preset.words)
-        assert any(shlex.split(line) == words for line in pasted.splitlines() if "--" in line)
+    monkeypatch.setenv("COLUMNS", "40")
+    for text in (shown, printed(capsys, "--preset", "help:-")):
+        pasted = text.replace("\\\n", "")
+        for preset in PRESETS.values():
+            words = shlex.split(preset.words)
+            assert any(shlex.split(line) == words for line in pasted.splitlines() if "--" in line)
 
 
 def test_preset_help_with_a_part_of_a_name_finds_earlier_names_too(

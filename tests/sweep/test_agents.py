@@ -53,6 +53,22 @@ def test_agents_that_differ_in_their_seed_alone_are_compared_as_one() -> None:
     assert first.compared == second.compared == {"entropy_cost": "0.1"} and third.compared == {}
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--env", "Catch"], False),
+        (["--env", "Catch", "--callback", "mine:Stop"], True),
+        (["--env", "Catch", "--learning_rate_schedule", "math:sqrt"], True),
+        (["--env", "mine:make"], True),
+    ],
+)
+def test_code_of_the_user_is_sent_to_the_nodes_of_a_cluster(
+    words: list[str], expected: bool
+) -> None:
+    (agent,) = agents(["seed=1"], *words)
+    assert agent.has_own_code is expected
+
+
 def test_commas_in_brackets_are_part_of_a_value() -> None:
     values = values_of(['model_kwargs={"a": [1, 2]},{"a": [3]}', "seed=1, 2"])
     assert values == {"model_kwargs": ['{"a": [1, 2]}', '{"a": [3]}'], "seed": ["1", "2"]}
@@ -111,6 +127,7 @@ def test_agents_that_share_a_replay_get_its_address_when_they_start() -> None:
         (["seed=1,2"], ["--algo", "dqn"], "shares rollouts among agents of laser"),
         (["replay_size=2000,4000"], [], "have the same replay_size, so --set cannot vary it"),
         (["env=Catch,Memory"], SHARED[:2], "have the same env, so --set cannot vary it"),
+        (["preset=catch,memory"], SHARED[:2], "have the same preset, so --set cannot vary it"),
         (["buffer_size=2000,4000"], [], "have the same replay_size, so --set cannot vary it"),
         (["seed=1"], [*SHARED, "--replay_service", "x"], "use --shared_replay instead"),
     ],

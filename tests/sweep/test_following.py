@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 from sweeping import agent, finish, log
 
 from torchbeast.reporting.log_files import LogFollower, RunProgress
+from torchbeast.run.episodes import Episodes
+from torchbeast.run.periodic import Scores
 from torchbeast.sweep.table import AgentRow
 
 NAN = math.nan
@@ -73,3 +76,15 @@ def test_an_agent_is_complete_once_its_run_has_ended_well(tmp_path: Path) -> Non
     assert AgentRow(one).state == "waiting"
     finish(one.folder)
     assert AgentRow(one).state == "done" and AgentRow(longer).state == "waiting"
+
+
+def test_an_agent_that_is_evaluated_is_complete_with_its_last_evaluation(tmp_path: Path) -> None:
+    one = dataclasses.replace(agent(tmp_path, seed="1"), evaluates=True)
+    log(one.folder, [(50, 1, 0.0), (100, 2, 0.0)])
+    finish(one.folder)
+    assert AgentRow(one).state == "waiting"
+    scores = Scores(one.folder)
+    for step, state in ((50, "waiting"), (100, "done")):
+        scores.add((step, 1), Episodes([1.0], [3], [0]), dict)
+        assert AgentRow(one).state == state
+    scores.close()

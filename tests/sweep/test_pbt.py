@@ -203,7 +203,7 @@ def test_settings_that_cannot_change_and_few_members_are_refused(tmp_path: Path)
     agents = [agent(tmp_path, seed=str(seed)) for seed in range(4)]
     with pytest.raises(UsageError, match="seed cannot change"):
         Population(agents, {"seed": ["0", "1", "2", "3"]}, 2)
-    for key in ("shared_body", "buffer_size"):
+    for key in ("shared_body", "buffer_size", "preset"):
         with pytest.raises(UsageError, match=f"{key} cannot change"):
             Population(agents, {key: ["1", "2"]}, 2)
     with pytest.raises(UsageError, match="at least 4 agents"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from sweeping import agent, log
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import available_cores, environment_of_share
 from torchbeast.reporting.run_folder import RunFolder
+from torchbeast.sweep import __main__ as main
 from torchbeast.sweep import runner as runners
+from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.runner import Asha, Runner, runner_here
 from torchbeast.sweep.table import AgentRow, in_words
 
@@ -169,6 +172,17 @@ def test_agents_at_a_time_share_the_cores(
 ) -> None:
     monkeypatch.setattr(runners, "available_cores", lambda: cores)
     assert runner_here(agents, parallel).how == expected
+
+
+def test_agents_of_a_sweep_that_continues_have_as_many_cores_as_the_others_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runners, "available_cores", lambda: 8)
+    rows = [AgentRow(agent(tmp_path, seed=str(seed))) for seed in range(4)]
+    rows[0].state = "done"
+    with ExitStack() as ending:
+        runner, _ = main._runner(ending, rows, SweepConfig())
+    assert runner.how == "4 at a time, 2 cores each"
 
 
 def test_a_process_uses_the_share_of_cores_that_it_was_given(

@@ -131,11 +131,12 @@ def _runner(
     if config.on == "ray":
         return ending.enter_context(on_ray(config, waiting, asha))
     if not config.shared_replay:
-        return runner_here(len(waiting), config.parallel, asha=asha), None
+        # also of those that are complete, because the default num_envs follows from the cores
+        return runner_here(len(rows), config.parallel, asha=asha), None
     parent = runtime_folder() or Path(tempfile.gettempdir())  # private, with a short name
     replay = ending.enter_context(serving(parent / f"torchbeast-{secrets.token_hex(6)}"))
     more = [f"--replay_service={replay.address}"]
-    return runner_here(len(waiting), config.parallel or len(waiting), more, asha), replay
+    return runner_here(len(rows), config.parallel or len(rows), more, asha), replay
 
 
 def _say_how_to_continue(rows: Sequence[AgentRow], config: SweepConfig, program: str) -> None:

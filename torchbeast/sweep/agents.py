@@ -54,6 +54,7 @@ class AgentRun:
     episodes: int  # number of last episodes whose returns are averaged
     seed: int | None  # None: it draws one
     has_own_code: bool = False  # whether nodes must import a module of the user
+    evaluates: bool = False  # whether its last weights are evaluated
 
     @property
     def compared(self) -> dict[str, str]:
@@ -76,7 +77,7 @@ def agents_of(plan: SweepPlan, folder: Path) -> list[AgentRun]:
         if key in [*keys, *(flag_of(word, known) for word in plan.words)]:
             raise UsageError(sentence)
     # A shared replay holds rollouts with the same shape, of the same task.
-    shared = {"replay_size", "unroll_length"} | names_with("task", FLAGS[plan.program])
+    shared = {"preset", "replay_size", "unroll_length"} | names_with("task", FLAGS[plan.program])
     for key in keys if plan.config.shared_replay else ():
         if key in shared:
             raise UsageError(
@@ -122,7 +123,12 @@ def _agent(plan: SweepPlan, settings: Mapping[str, str], folder: Path) -> AgentR
         total_steps=flags.training.total_steps,
         episodes=flags.display.episodes_for_avg,
         seed=flags.run.seed,
-        has_own_code=any(":" in str(flatten(flags)[name]) for name in ("env", "model", "algo")),
+        has_own_code=any(
+            ":" in str(value)
+            for name, value in flatten(flags).items()
+            if name in ("env", "model", "algo", "callback") or name.endswith("_schedule")
+        ),
+        evaluates=flags.callbacks.eval_every is not None,
     )
 
 

@@ -43,7 +43,7 @@ CSV, PNG = "pbt.csv", "pbt.png"
 _QUARTER = 0.25
 _ANEW = 0.25  # share of the changed settings that are drawn again; the others move a little
 # Settings that belong to a checkpoint, or that a round cannot change; also of the agent, the task.
-_FIXED = {SEED, "total_steps", "optimiser", "replay_size", "popart", "normalise_returns"}
+_FIXED = {SEED, "preset", "total_steps", "optimiser", "replay_size", "popart", "normalise_returns"}
 
 
 @dataclass(eq=False)

@@ -27,7 +27,7 @@ from torchbeast import plot
 from torchbeast.errors import UsageError
 from torchbeast.fleets.child_process import KILLED, ChildReport
 from torchbeast.reporting.display import Panel, Rate, figure, line_of, print_table, table_of
-from torchbeast.reporting.log_files import LogFollower, csv_line
+from torchbeast.reporting.log_files import LogFollower, csv_line, read_logs
 from torchbeast.reporting.run_folder import read_meta, write_atomically
 from torchbeast.sweep.agents import AgentRun
 
@@ -35,6 +35,12 @@ from torchbeast.sweep.agents import AgentRun
 def has_ended_well(folder: Path) -> bool:
     """Returns whether a run has written its last checkpoint."""
     return bool(read_meta(folder).get("successful"))
+
+
+def has_evaluated(folder: Path, step: int) -> bool:
+    """Returns whether a run has evaluated its weights at a step."""
+    path = folder / "evaluations.csv"
+    return path.exists() and any(row["step"] == step for row in read_logs(path))
 
 
 State = Literal[
@@ -61,7 +67,7 @@ class AgentRow:
         self.progress = self._follower.read()
         self._first_step = self.progress.step  # of earlier processes
         self.steps_per_second = math.nan
-        complete = self.progress.step >= agent.total_steps and has_ended_well(agent.folder)
+        complete = self._is_complete and has_ended_well(agent.folder)
         self.state: State = "done" if complete else "waiting"
         self.report: ChildReport | None = None  # how its process ended
         self.is_held = False  # whether another process uses its folder
@@ -89,10 +95,18 @@ class AgentRow:
             self.report = {"why": "it did not save its checkpoint in time"}
         if self.why:
             self.state = "failed"
-        elif self.progress.step >= self.agent.total_steps:
+        elif self._is_complete:
             self.state = "done"
         else:
             self.state = "stopped by the scheduler" if self.is_ended_early else "stopped"
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether it has made all steps, and the evaluation after them if it is to be evaluated."""
+        agent, step = self.agent, self.progress.step
+        return step >= agent.total_steps and (
+            not agent.evaluates or has_evaluated(agent.folder, step)
+        )
 
     @property
     def why(self) -> str:

@@ -237,5 +237,10 @@ def _wrapped(text: str, first: str, others: str) -> list[str]:
     """Breaks a text into lines that fit the terminal; first, others: how lines begin."""
     width = shutil.get_terminal_size().columns - len(" \\")
     return textwrap.wrap(
-        text, width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
