@@ -32,6 +32,8 @@ class Panel(NamedTuple):
     """Returns to compare with, by label."""
     is_clock: bool = False
     """Draws minutes instead of steps."""
+    column: str = plot.RETURN
+    """What to draw; another column than the returns is drawn without a moving average."""
 
 
 _PROGRAMS = ("MonoBeast", "PolyBeast", "RayBeast")
@@ -200,7 +202,8 @@ def draw(name: str) -> Path:
 def _draw_panel(axes: Any, panel: Panel, is_small: bool) -> None:
     lines = []
     for label, pattern in panel.lines.items():
-        curves = {path: plot.curve(path, panel.is_clock) for path in sorted(RESULTS.glob(pattern))}
+        paths = sorted(RESULTS.glob(pattern))
+        curves = {path: plot.curve(path, panel.is_clock, panel.column) for path in paths}
         lines.append((f"{label} (n={len(curves)})", plot.RunGroup({}, curves)))
     plot.draw(axes, lines, panel.title, panel.is_clock)
     axes.figure.legends[0].remove()  # each panel has its own

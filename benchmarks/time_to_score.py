@@ -47,6 +47,7 @@ from torchbeast.reporting.log_files import read_logs
 LIMIT_S = 3600.0
 EPISODES = 100  # in a mean; Sample Factory logs no other
 ROW_S = 10.0  # seconds between rows of a kept curve
+COLUMN = "mean_return"  # of the last 100 episodes
 FOLDER = RESULTS / "time-to-score"
 
 
@@ -252,9 +253,7 @@ def keep(runs: Path) -> None:
 
 def read(path: Path) -> list[Reading]:
     """Returns a kept curve: seconds since the start, and mean returns."""
-    lines = (line for line in path.read_text().splitlines() if not line.startswith("#"))
-    rows = (row for row in csv.DictReader(lines) if row[plot.RETURN])
-    return [(float(row["seconds"]), float(row[plot.RETURN])) for row in rows]
+    return [(row["seconds"], row[COLUMN]) for row in read_logs(path) if COLUMN in row]
 
 
 def minutes_to(score: float, curve: list[Reading]) -> str:
@@ -271,7 +270,8 @@ def panel_of(task: str) -> Panel:
     }
     lines = {label: pattern for label, pattern in patterns.items() if any(RESULTS.glob(pattern))}
     score = SCORES[task]
-    return Panel(TITLES[task], lines, marks={f"score {score:g}": score}, is_clock=True)
+    marks = {f"score {score:g}": score}
+    return Panel(TITLES[task], lines, marks=marks, is_clock=True, column=COLUMN)
 
 
 def write(path: Path, record: dict[str, Any], means: list[Reading]) -> None:
@@ -280,7 +280,7 @@ def write(path: Path, record: dict[str, Any], means: list[Reading]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         file.writelines(f"# {key} {value}\n" for key, value in record.items() if key != "began")
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["step", "seconds", plot.RETURN])
+        writer.writerow(["step", "seconds", COLUMN])
         writer.writerow([0, 0, ""])  # where the clock begins
         writer.writerows([0, (row + 1) * ROW_S, f"{mean:.5g}"] for row, mean in last.items())
 

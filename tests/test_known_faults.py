@@ -37,5 +37,5 @@ def test_every_row_of_faults_and_limits_names_a_test() -> None:
 def test_every_listed_fault_names_a_test() -> None:
     sections = [PAGE.partition(f"## {name}\n")[2].partition("\n## ")[0] for name in LISTS]
     faults = [line for text in sections for line in text.splitlines() if line.startswith("* ")]
-    assert len(faults) > 80
+    assert len(faults) > 60
     assert [fault for fault in faults if not TEST.search(fault)] == []
