@@ -275,7 +275,7 @@ def test_a_host_that_does_not_fit_is_refused_with_the_reason(
     "said",
     [
         {"observation_space": {"type": "ArraySpec", "shape": [1], "dtype": "01f4"}},
-        {"env_id": "\ud800"},
+        {"options": {"task_returns": ["\ud800"]}},
     ],
 )
 def test_a_description_that_cannot_be_read_or_quoted_is_refused(
