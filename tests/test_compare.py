@@ -99,6 +99,15 @@ def test_equal_scores_need_no_more_seeds(
     assert "No difference: all runs of a task have the same score." in said(capsys, *alike)
 
 
+def test_opposite_differences_are_not_called_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, scores in (("a", (1.0, 0.0)), ("b", (0.0, 1.0))):
+        for env, score in zip(("Catch", "Memory"), scores, strict=True):
+            runs(tmp_path / name, [score] * 5, env=env)
+    assert "Inconclusive" in said(capsys, str(tmp_path / "a"), str(tmp_path / "b"))
+
+
 def test_few_runs_are_never_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     better, worse = runs(tmp_path / "a", [5.0, 6.0, 7.0]), runs(tmp_path / "b", [1.0, 2.0, 3.0])
     out = said(capsys, better, worse)
@@ -280,6 +289,7 @@ def test_a_suite_is_a_sweep_over_its_tasks_and_seeds(monkeypatch: pytest.MonkeyP
     assert program.main(["box2d", "--preset", "catch", "--algo", "laser", "--name", "x"]) == 0
     envs = "env=LunarLander-v3,LunarLanderContinuous-v3"
     assert called[1][2:] == [envs, "--preset=catch", "--algo=laser", "--name", "x"]
+    assert suite("classic").words("dqn", "catch")[0] == "env=CartPole-v1,Acrobot-v1,MountainCar-v0"
 
 
 def test_a_suite_does_not_vary_settings(

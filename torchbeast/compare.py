@@ -242,8 +242,6 @@ def verdict(improvement: Estimate, runs: int) -> str:
             return f"{better} is better: {beats}."
         few = f"{counted(runs, 'run')} per task {'is' if runs == 1 else 'are'} not enough"
         return f"Inconclusive: {few}. Train with at least {_FEW} seeds."
-    if low == high:
-        return "No difference: all runs of a task have the same score."
     # Intervals shrink with the root of the runs. The end beyond 0.5 has to come back to it.
     wider = (value - low if value > 0.5 else high - value) / max(abs(value - 0.5), 1e-9)
     needed = max(_FEW, math.ceil(runs * wider**2), runs + 1) - runs
@@ -271,7 +269,11 @@ def _print(
     print_table(table)
     fewest = min(len(runs.tasks[task]) for runs in sets for task in comparisons)
     if together is not None and together.improvement is not None:
-        print(verdict(together.improvement, fewest))
+        every = [{score for runs in sets for score in runs.scores(task)} for task in comparisons]
+        if fewest >= _FEW and all(len(scores) == 1 for scores in every):
+            print("No difference: all runs of a task have the same score.")
+        else:
+            print(verdict(together.improvement, fewest))
     elif fewest < _FEW:
         print(f"Intervals are too narrow with fewer than {_FEW} runs per task.")
     for task in comparisons:
@@ -304,7 +306,7 @@ def _with_interval(statistic: Estimate, form: str) -> str:
 def _number(number: float, form: str) -> str:
     """Formats a number; from 1,000 on without an exponent."""
     sign = "+" if form.startswith("+") else ""
-    return format(number, form if abs(number) < 1000 else f"{sign},.0f")
+    return format(number, form if abs(number) < 999.5 else f"{sign},.0f")
 
 
 def _write(

@@ -149,11 +149,13 @@ def settings_of_run(folder: Path) -> dict[str, Any]:
     """Returns the settings that distinguish a run: its program and the flags that matter.
 
     A setting that changed during the run has all its values, as in "0.001, then 0.0003". For a
-    folder without meta.json: its path. For a kept curve: the file name without the seed.
+    folder without meta.json: its path. For a file: its name without the seed, and the settings of
+    the run in whose folder it is; a kept curve is in none.
     """
     if folder.is_file():
         name = folder.stem.rpartition("-")[0] or folder.stem
-        return settings_of_run(folder.parent) | {"program": name}
+        of_run = settings_of_run(folder.parent) if read_meta(folder.parent) else {}
+        return of_run | {"program": name}
     meta = read_meta(folder)
     if not isinstance(meta.get("args"), dict):
         return {"folder": str(folder)}

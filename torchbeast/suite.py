@@ -65,12 +65,10 @@ class Suite:
         presets: Names of presets by the name of an algorithm: one preset for all environments, or
             a preset for each task.
         envs: The environments of an algorithm with one preset. Default: the preset's.
-        all_envs: The environments of a preset that the user names. Default: `envs`.
     """
 
     presets: Mapping[str, tuple[str, ...]]
     envs: tuple[str, ...] = ()
-    all_envs: tuple[str, ...] = ()
 
     def words(self, algo: str, preset: str | None) -> list[str]:
         """Returns the words of a sweep's command line that choose tasks and settings.
@@ -86,8 +84,14 @@ class Suite:
             )
         if len(presets) > 1:
             return [f"preset={','.join(presets)}"]
-        envs = self.envs if preset is None else self.envs or self.all_envs
+        envs = self.envs if preset is None else self.envs or self._envs_for(algo)
         return [*([f"env={','.join(envs)}"] if envs else []), f"--preset={presets[0]}"]
+
+    def _envs_for(self, algo: str) -> tuple[str, ...]:
+        """Returns the environments of the algorithm's presets; of all for an unknown algorithm."""
+        every = (name for names in self.presets.values() for name in names)
+        names = self.presets.get(algo) or every
+        return tuple(dict.fromkeys(PRESETS[name].task[0] for name in names if name in PRESETS))
 
 
 def _of_family(family: str, envs: tuple[str, ...] = ()) -> Suite:
@@ -107,8 +111,7 @@ def _of_family(family: str, envs: tuple[str, ...] = ()) -> Suite:
         algo: tuple(names.values())[: None if len(names) == len(envs or names) else 1]
         for algo, names in named.items()
     }
-    every = dict.fromkeys(env for names in named.values() for env in names)
-    return Suite(presets=presets, envs=envs, all_envs=tuple(every))
+    return Suite(presets=presets, envs=envs)
 
 
 _MINATAR = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")

@@ -59,7 +59,8 @@ def _measure(flags: PolyBeastFlags, supervisor: Supervisor, seconds: float) -> S
 
 def _fail(supervisor: Supervisor, report: ChildReport) -> None:
     if "why" in report:
-        supervisor.fail("PolyBeast", RunError(report["why"]))
+        why = report["why"].partition("\nSee ")[0]  # the folder is gone when it is read
+        supervisor.fail("PolyBeast", RunError(why))
 
 
 def arguments(flags: PolyBeastFlags) -> list[str]:

@@ -647,6 +647,20 @@ def test_an_environment_without_render_is_filmed_by_its_observations() -> None:
         assert env.render() is None  # type: ignore[attr-defined]
 
 
+class Wrapped(gymnasium.Wrapper):  # type: ignore[type-arg]
+    """Makes what it wraps."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(gymnasium.make("CartPole-v1", render_mode=render_mode))
+
+
+def test_an_id_may_be_a_wrapper(monkeypatch: pytest.MonkeyPatch) -> None:
+    gymnasium.register("Wrapped-v0", Wrapped)
+    for render in (False, True):
+        with closing(envs.make(EnvSpec("Wrapped-v0"), 1, render=render)) as env:
+            assert env.reset(1).shape == (1, 4)  # type: ignore[union-attr]
+
+
 def test_bool_channels_are_shown_in_a_gray_of_their_own() -> None:
     board = np.zeros((1, 10, 10, 4), bool)
     board[0, 2, 3, 0] = board[0, 5, 5, 3] = True

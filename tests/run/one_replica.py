@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import sys
 import threading
 import time
@@ -28,7 +29,7 @@ from torchbeast.fleets.system import launched
 from torchbeast.learner import Callback, RunningLearner
 from torchbeast.reporting.run_folder import session
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run import replicas, training
+from torchbeast.run import learner_run, replicas, training, watch
 from torchbeast.run.learner_run import LearnerRun
 from torchbeast.run.replicas import replica
 
@@ -162,6 +163,8 @@ def digest(weights: dict[str, torch.Tensor]) -> str:
 def main(case: str, words: list[str]) -> int:
     if case in ("silent", "slow", "slow_disk"):
         replicas.SILENT_S = 3.0
+    if case == "slow" and os.environ["RANK"] == "1":  # which waits for rank 0 in the end
+        learner_run._JOIN_S = watch._LAST_UPDATE_S = 0.5
     if case == "slow_disk":
         patched: Any = training
         patched.FIRST_CHECKPOINT_S, checkpoints.write_newest = 0.0, write_slowly

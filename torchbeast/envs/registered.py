@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import Any
@@ -53,8 +54,10 @@ def make_of_gymnasium(spec: EnvSpec, num_envs: int, render: bool) -> VecEnv:
     if spec.kwargs:  # of the environment's constructor, or of gymnasium.make
         given = {**registered.kwargs, **spec.kwargs}
         check_takes(constructor, given, env_id, also=("max_episode_steps",))
-    modes = (getattr(constructor, "metadata", None) or {}).get("render_modes", ("rgb_array",))
-    mode = {"render_mode": "rgb_array"} if render and "rgb_array" in modes else {}
+    metadata = getattr(constructor, "metadata", None)
+    # A function or a wrapper does not say what it draws.
+    draws = not isinstance(metadata, Mapping) or "rgb_array" in (metadata.get("render_modes") or ())
+    mode = {"render_mode": "rgb_array"} if render and draws else {}
     kwargs = {"disable_env_checker": True, **spec.kwargs, **mode}
 
     def make_one() -> Any:

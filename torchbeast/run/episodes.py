@@ -44,7 +44,7 @@ from torchbeast.zoo import ATARI_SCORES
 MAX_PARALLEL = 8
 COMPARED_STEPS = 100  # number of last steps that are compared to find distinct episodes
 MAX_EPISODE_STEPS = 500_000  # env steps; the longest Atari game has 27,000, of 108,000 frames
-_MOST_IDLE_STEPS = 10_000  # of an agent that waits for the next game
+_MOST_IDLE_STEPS = 50_000  # of an agent that waits for the next game
 _SAY_S = 8.0  # between two progress messages
 _ATARI_RANDOM_START = 30  # the usual number of no-ops in the literature
 
@@ -293,7 +293,8 @@ def _play(
         of_episodes.extend(of_envs[counted].tolist())
         left -= counted
         idle = np.where(is_reset(loop.row.done, loop.row.episode_step), idle + 1, 0)
-        if len(played.returns) and (idle[left > 0] > _MOST_IDLE_STEPS).all():
+        if left.any() and len(played.returns) and (idle[left > 0] > _MOST_IDLE_STEPS).all():
+            say(f"Left out {left.sum()} episodes of agents that do not play.")
             break
         longest = int(loop.row.episode_step[left > 0].max(initial=0))
         if longest > MAX_EPISODE_STEPS:

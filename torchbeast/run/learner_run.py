@@ -228,7 +228,7 @@ class LearnerRun:
     def _learn(self, training: Training, learner: ProgramLearner) -> None:
         with PrometheusEndpoint().served(self.plan.metrics) as endpoint:
             learner.begin(self.earlier, training)
-            if learner.done():  # only the last evaluation was left, which has been played
+            if self.progress.step >= self._total_steps:  # only the last evaluation was left
                 learner.end()
                 training.save()
                 return
@@ -309,8 +309,14 @@ class LearnerRun:
         Updates before a NaN may already have damaged the weights. So the last checkpoint is kept,
         and the state before the NaN is in last_good.tar.
         """
+        supervisor = self.session.supervisor
         try:
-            if running := self.session.supervisor.join(_JOIN_S):
+            if self._replica is not None and not self._replica.leads:
+                # Its learner threads wait for rank 0, which may evaluate for long.
+                while any(name.startswith("learner") for name in supervisor.join(1.0)):
+                    if supervisor.failure is not None or supervisor.interrupted:
+                        break
+            if running := supervisor.join(_JOIN_S):
                 _log.warning(
                     f"threads that did not end within {_JOIN_S:g} s: {running}; the final "
                     f"checkpoint waits at most {training.patience_s:.0f} s for the current update"

@@ -179,15 +179,15 @@ class Evaluation(_Periodic):
         return self._name
 
     def on_start(self, learner: RunningLearner) -> None:
-        """Begins to wait. An evaluation that the end of the earlier run interrupted is due now, and
-        played if no step is left.
+        """Begins to wait. An evaluation that the end of the earlier run interrupted is due now. A
+        program plays it here if no step is left.
         """
         self.on_end(learner)
         super().on_start(learner)
         if self._resumed is not None:
             self._last_step, self._resumed = min(self._resumed, learner.steps), None
         self._open(learner)
-        if self._last_step < learner.steps and learner.done():
+        if self._last_step < learner.steps >= learner.target_steps:
             self._act(learner, {})
 
     def on_end(self, learner: RunningLearner) -> None:

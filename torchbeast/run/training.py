@@ -263,7 +263,8 @@ class LearnerThread:
         if self._is_asked or self._batches is None:
             self._batches = self._run.source.batches()
         if self._is_taken:
-            self._publish_interrupted(self._run.updates + 1)
+            with uninterrupted(), own_settings():
+                self._publish_interrupted(self._run.updates + 1)
         self._is_asked = True
         batch = next(self._batches, None)
         self._is_taken = batch is not None
