@@ -33,7 +33,7 @@ class Panel(NamedTuple):
     is_clock: bool = False
     """Draws minutes instead of steps."""
     column: str = plot.RETURN
-    """What to draw; another column than the returns is drawn without a moving average."""
+    """The column to draw. Only returns get a moving average."""
 
 
 _PROGRAMS = ("MonoBeast", "PolyBeast", "RayBeast")

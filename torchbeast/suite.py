@@ -98,8 +98,8 @@ def _of_family(family: str, envs: tuple[str, ...] = ()) -> Suite:
     """Returns the suite of the presets of the zoo that are named after an environment and an
     algorithm, and nothing more.
 
-    envs: environments, in place of those of the presets. An algorithm without a preset for each
-    trains all with its first one.
+    envs: the environments to train in; default: the presets' own. An algorithm that lacks a preset
+    for one of them trains in all with its first preset.
     """
     named: dict[str, dict[str, str]] = {}  # of an algorithm, by environment
     for name, preset in PRESETS.items():

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,6 +110,22 @@ class Member:
 def meeting(monkeypatch: pytest.MonkeyPatch) -> Meeting:
     monkeypatch.setattr(replicas, "PATIENCE_S", 0.01)
     return Meeting()
+
+
+def test_after_the_last_step_a_signal_ends_the_wait_for_rank_0(meeting: Meeting) -> None:
+    member, seen = Member(1, meeting), []
+
+    def meet(_: int, has_ended: Callable[[], bool]) -> None:
+        seen.append(has_ended())
+        os.kill(os.getpid(), signal.SIGTERM)
+        seen.append(has_ended())
+        raise RankGone("it has ended")
+
+    member.source._replica.meet = meet  # type: ignore[method-assign]
+    member.supervisor.stop(DONE)
+    with member.supervisor.signals():
+        assert next(member.batches, None) is None
+    assert seen == [False, True]
 
 
 @pytest.fixture

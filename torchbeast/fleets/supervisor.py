@@ -96,6 +96,11 @@ class Supervisor:
         """Whether a signal ended the run."""
         return self._signal is not None and self.reason == self._signal
 
+    @property
+    def has_signal(self) -> bool:
+        """Whether a signal has asked for the end of the run, which may have ended before."""
+        return self._signal is not None
+
     def start_thread(self, name: str, body: Callable[[], None]) -> threading.Thread:
         """Runs `body` in a thread. If it raises, the run fails, unless it has already ended.
 
@@ -165,7 +170,7 @@ class Supervisor:
 
     def check_goes_on(self) -> None:
         """Raises RunError if the run has ended, or if a signal has asked for its end."""
-        if self.ended or self._signal is not None:
+        if self.ended or self.has_signal:
             raise RunError("the run has ended")
 
     @contextmanager

@@ -314,7 +314,7 @@ class LearnerRun:
             if self._replica is not None and not self._replica.leads:
                 # Its learner threads wait for rank 0, which may evaluate for long.
                 while any(name.startswith("learner") for name in supervisor.join(1.0)):
-                    if supervisor.failure is not None or supervisor.interrupted:
+                    if supervisor.failure is not None or supervisor.has_signal:
                         break
             if running := supervisor.join(_JOIN_S):
                 _log.warning(

@@ -112,7 +112,8 @@ class Checkpoints(_Periodic):
         learner.save_model(folder / f"{learner.steps:012d}.tar")
         copies = [path for path in folder.glob("*.tar") if path.stem.isdigit()]
         # not those of steps from which the run went back
-        copies = sorted(path for path in copies if int(path.stem) <= learner.steps)
+        copies = [path for path in copies if int(path.stem) <= learner.steps]
+        copies.sort(key=lambda path: int(path.stem))
         for old in copies[: -self._keep] if self._keep else ():
             old.unlink()
 

@@ -379,7 +379,7 @@ class RankedLearner(JointLearner):
         # Not `ended`: rank 0 may still be in the callbacks of the last update.
         supervisor = self._supervisor
         self._replica.meet(
-            self._number, lambda: supervisor.failure is not None or supervisor.interrupted
+            self._number, lambda: supervisor.failure is not None or supervisor.has_signal
         )
         while self._supervisor.failure is None:  # else it leaves, and the others notice
             if own_batch is None:

@@ -133,7 +133,7 @@ def test_priorities_decide_how_often_and_the_weights_make_up_for_it() -> None:
 
 
 def test_rows_that_are_no_transition_are_not_drawn_again_and_again() -> None:
-    """Of resets, for example, the priority falls to 0 with the first draw."""
+    """The row of a reset, for example, has priority 0 after its first draw."""
     envs, replay = Envs(5, T, 1, late=True), replay_of(priority_exponent=1.0)
     play(replay, envs, rounds=12)
     for _ in range(20):
