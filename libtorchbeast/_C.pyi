@@ -327,10 +327,10 @@ class Server:
         Args:
             env_class: makes an environment; called once per stream. An environment has
                 Gymnasium's interface or legacy Gym's, or steps `num_envs` environments at once:
-                reset(seed) gives leaves [num_envs, ...], step(action) gives (observation, reward,
-                terminated, truncated, episode_end, final_observation or None), and, if it likes,
-                resets as in torchbeast.core.envs.VecStep. With info_keywords
-                another value follows: float32 [N, K], a row for each environment with
+                reset(seed), with 0 <= seed < 2**31, gives leaves [num_envs, ...], step(action)
+                gives (observation, reward, terminated, truncated, episode_end, final_observation
+                or None), and, if it likes, resets as in torchbeast.core.envs.VecStep. With
+                info_keywords another value follows: float32 [N, K], a row for each environment with
                 episode_end and a column for each keyword, or None if no game ended.
             server_address: "unix:/path/of/socket" or "host:port".
             env_id: the name that describe() returns.

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "libtorchbeast/support/finally.h"
 #include "libtorchbeast/support/thread.h"
 
 namespace torchbeast {
@@ -31,30 +32,7 @@ std::uint64_t derived_seed(std::uint64_t seed, std::uint64_t stream, std::uint64
   return z >> 1;
 }
 
-// Counts a stream as live for a scope.
-class Alive {
- public:
-  Alive(StreamRoster* roster, std::int64_t number) : roster_(roster) { roster_->came_up(number); }
-  ~Alive() { roster_->went_down(); }
-  Alive(const Alive&) = delete;
-  Alive& operator=(const Alive&) = delete;
-
- private:
-  StreamRoster* roster_;
-};
-
 }  // namespace
-
-ActorPool::Registration::Registration(ActorPool* pool, PlayedStream* stream, EnvStream* connection)
-    : pool_(pool), stream_(stream) {
-  MutexLock lock(pool_->mutex_);
-  pool_->playing_.at(stream_) = connection;
-}
-
-ActorPool::Registration::~Registration() {
-  MutexLock lock(pool_->mutex_);
-  pool_->playing_.at(stream_) = nullptr;
-}
 
 ActorPool::ActorPool(ActorPoolOptions options, std::shared_ptr<RolloutQueue> learner_queue,
                      std::shared_ptr<DynamicBatcher> inference_batcher,
@@ -166,11 +144,18 @@ void ActorPool::pause(std::chrono::milliseconds pause) {
   if (stopped_) throw ClosedBatchingQueue("the pool stopped");
 }
 
+// Lets other threads cancel the connection of a stream; nullptr: it has none.
+void ActorPool::set_connection(PlayedStream* stream, EnvStream* connection) {
+  MutexLock lock(mutex_);
+  playing_.at(stream) = connection;
+}
+
 // Plays one connection until it ends.
 void ActorPool::play_connection(PlayedStream* stream) {
   stream->clock.enter(Stage::kEnvironment);
   EnvStream connection(stream->endpoint, options_.step_timeout, stream->described);
-  const Registration registration(this, stream, &connection);
+  set_connection(stream, &connection);
+  const Finally forget([&] { set_connection(stream, nullptr); });
   stream->options_version = 0;
   player_.give_options(&connection, stream);
   const StreamHistory& history = stream->history;
@@ -181,8 +166,9 @@ void ActorPool::play_connection(PlayedStream* stream) {
 
 void ActorPool::play_first_to_last(EnvStream* connection, PlayedStream* stream, StreamStep first) {
   stream->history.came_up();
-  const DynamicBatcher::Caller caller(inference_batcher_.get());
-  const Alive alive(&roster_, stream->number);
+  const auto caller = inference_batcher_->caller();
+  roster_.came_up(stream->number);
+  const Finally down([&] { roster_.went_down(); });
   player_.play(connection, stream, std::move(first));
 }
 
@@ -205,7 +191,8 @@ std::string ActorPool::play_joined(EnvStream* connection) {
 std::string ActorPool::play_once(EnvStream* connection, PlayedStream* stream) {
   using End = StreamRoster::End;
   stream->clock.enter(Stage::kEnvironment);
-  const Registration registration(this, stream, connection);
+  set_connection(stream, connection);
+  const Finally forget([&] { set_connection(stream, nullptr); });
   try {
     player_.give_options(connection, stream);
     StreamStep first = connection->begin(seed_of(*stream, 0));

@@ -98,13 +98,13 @@ class ActorPool {
   // All environment steps so far, including those of unfinished and dropped rollouts.
   std::int64_t steps() const { return player_.steps(); }
   // Streams that are connected and have sent their first step.
-  std::int64_t live_streams() const { return roster_.live_streams(); }
+  std::int64_t live_streams() const { return roster_.counts().live; }
   // The number of times that a stream was lost.
-  std::int64_t lost_streams() const { return roster_.lost_streams(); }
+  std::int64_t lost_streams() const { return roster_.counts().lost; }
   // The number of times that a stream's environments failed and the stream got new ones.
-  std::int64_t restarted_streams() const { return roster_.restarted_streams(); }
+  std::int64_t restarted_streams() const { return roster_.counts().restarted; }
   // Streams that are retired.
-  std::int64_t retired_streams() const { return roster_.retired_streams(); }
+  std::int64_t retired_streams() const { return roster_.counts().retired; }
   // Streams that are lost at present.
   std::vector<AwayStream> away_streams() const { return roster_.away_streams(); }
   // Describes how too few streams are connected; run() ends unless enough of them connect in time.
@@ -115,19 +115,6 @@ class ActorPool {
   StageTimes times() const EXCLUDES(mutex_);
 
  private:
-  // Registers a stream's connection for cancellation, for a scope.
-  class Registration {
-   public:
-    Registration(ActorPool* pool, PlayedStream* stream, EnvStream* connection);
-    ~Registration();
-    Registration(const Registration&) = delete;
-    Registration& operator=(const Registration&) = delete;
-
-   private:
-    ActorPool* pool_;
-    PlayedStream* stream_;
-  };
-
   // The thread of a stream.
   void run_stream(PlayedStream* stream, const std::function<void()>& play) noexcept
       EXCLUDES(mutex_);
@@ -135,6 +122,7 @@ class ActorPool {
   template <typename Error>
   bool obey(const Verdict& verdict, const Error& error, PlayedStream* stream);
   void pause(std::chrono::milliseconds pause) EXCLUDES(mutex_);
+  void set_connection(PlayedStream* stream, EnvStream* connection) EXCLUDES(mutex_);
   void play_connection(PlayedStream* stream);
   void play_first_to_last(EnvStream* connection, PlayedStream* stream, StreamStep first);
   std::string play_once(EnvStream* connection, PlayedStream* stream);

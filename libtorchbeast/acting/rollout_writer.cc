@@ -14,15 +14,13 @@ ArrayNest vector_of(std::vector<ArrayNest> entries) { return ArrayNest(std::move
 
 // Makes a row: ((environment output, agent output), further data). Leaves [1, E, ...].
 ArrayNest make_row(const StreamStep& step, const AgentStep& agent, std::int64_t num_envs) {
-  const ArrayNest env = vector_of({step.observation, ArrayNest(step.reward), ArrayNest(step.done),
-                                   ArrayNest(step.episode_step), ArrayNest(step.episode_return)});
   const Array version = Array::filled<std::int64_t>({1, num_envs}, agent.policy_version);
   Map beside{{"episode_end", ArrayNest(step.episode_end)},
              {"policy_version", ArrayNest(version)},
              {"terminated", ArrayNest(step.terminated)},
              {"truncated", ArrayNest(step.truncated)}};
   if (!step.info.empty()) beside.emplace("info", ArrayNest(step.info));
-  return vector_of({vector_of({env, agent.outputs}), ArrayNest(std::move(beside))});
+  return vector_of({vector_of({env_output(step), agent.outputs}), ArrayNest(std::move(beside))});
 }
 
 AgentStep zeros_like(const AgentStep& agent) {
@@ -52,12 +50,6 @@ void check_same_outputs(const ArrayNest& before, const ArrayNest& now) {
                                     summary(expected) + " as before, got " + summary(got));
       },
       before, now);
-}
-
-double bytes_of(const ArrayNest& nest) {
-  double bytes = 0;
-  nest::for_each([&](const Array& leaf) { bytes += static_cast<double>(leaf.num_bytes()); }, nest);
-  return bytes;
 }
 
 // Throws unless a rollout of this size can be held in memory.
@@ -100,7 +92,7 @@ void RolloutWriter::start(const StreamStep& step, const AgentStep& agent, ArrayN
   agent_state_ = std::move(agent_state);
   const ArrayNest row = make_row(step, zeros_like(agent), options_.num_envs);
   const std::int64_t rows = options_.unroll_length + 1;
-  check_rollout_size(bytes_of(row) * static_cast<double>(rows), options_.max_bytes,
+  check_rollout_size(num_bytes(row) * static_cast<double>(rows), options_.max_bytes,
                      "rollouts of " + std::to_string(rows) + " rows of a stream");
   begin_rollout(row);
 }
@@ -116,7 +108,7 @@ void RolloutWriter::begin_rollout(const ArrayNest& row) {
     }
   }
   next_row_ = 0;
-  bytes_ = bytes_of(row) * static_cast<double>(options_.unroll_length + 1);
+  bytes_ = num_bytes(row) * static_cast<double>(options_.unroll_length + 1);
   write_row(row);
 }
 
@@ -146,7 +138,7 @@ void RolloutWriter::write_row(const ArrayNest& row) {
 
 void RolloutWriter::keep_finals(const StreamStep& step) {
   if (!step.final_observation) return;
-  bytes_ += bytes_of(*step.final_observation);
+  bytes_ += num_bytes(*step.final_observation);
   check_rollout_size(bytes_, options_.max_bytes,
                      "a stream's rollout with the final observations of its first " +
                          std::to_string(next_row_) + " rows");
@@ -195,13 +187,7 @@ ArrayNest RolloutWriter::joined_finals(const Chunk& chunk) const {
     for (const ArrayNest& final_observation : column) finals.push_back(&final_observation);
   }
   if (finals.empty()) return *no_finals_;
-  return nest::map(
-      [](const Array& leaf) {
-        Shape shape{1};
-        shape.insert(shape.end(), leaf.shape().begin(), leaf.shape().end());
-        return leaf.reshaped(shape);
-      },
-      join(std::span<const ArrayNest* const>(finals), 0));
+  return with_leading(join(std::span<const ArrayNest* const>(finals), 0), 1);
 }
 
 }  // namespace torchbeast

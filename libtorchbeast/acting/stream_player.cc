@@ -12,12 +12,7 @@ namespace {
 
 // Makes the inputs of inference: ((observation, reward, done, ...), agent_state).
 ArrayNest inference_inputs(const StreamStep& step, const ArrayNest& agent_state) {
-  std::vector<ArrayNest> env{step.observation, ArrayNest(step.reward), ArrayNest(step.done),
-                             ArrayNest(step.episode_step), ArrayNest(step.episode_return)};
-  std::vector<ArrayNest> inputs;
-  inputs.emplace_back(std::move(env));
-  inputs.push_back(agent_state);
-  return ArrayNest(std::move(inputs));
+  return ArrayNest(ArrayNest::Vector{env_output(step), agent_state});
 }
 
 // Throws std::invalid_argument unless the outputs are ((action, ...), new_agent_state).

@@ -29,17 +29,17 @@ std::int64_t StreamRoster::add(std::string address) {
 void StreamRoster::came_up(std::int64_t number) {
   MutexLock lock(mutex_);
   members_.at(number).away_since.reset();
-  ++live_;
+  ++counts_.live;
 }
 
 void StreamRoster::went_down() {
   MutexLock lock(mutex_);
-  --live_;
+  --counts_.live;
 }
 
 void StreamRoster::count_loss() {
   MutexLock lock(mutex_);
-  ++lost_;
+  ++counts_.lost;
 }
 
 void StreamRoster::connects_again(std::int64_t number, const std::exception& error, bool is_away,
@@ -51,7 +51,7 @@ void StreamRoster::connects_again(std::int64_t number, const std::exception& err
   member.why_away = said_by_server(error, member.address);
   if (!member.why_away.empty() || !was_away) last_end_ = error.what();  // else its loss says more
   if (failures == 0) return;
-  ++restarted_;
+  ++counts_.restarted;
   reports_.push_back("stream " + std::to_string(number) + " gets new environments after " +
                      within(retries_.failure_window, failures) + ", and is retired after " +
                      std::to_string(retries_.failures) + ": " + error.what());
@@ -77,7 +77,7 @@ std::optional<std::string> StreamRoster::retire(std::int64_t number, const std::
 std::string StreamRoster::remove(std::int64_t number, End end, const std::exception& error) {
   MutexLock lock(mutex_);
   members_.erase(number);
-  ++(end == End::kLost ? lost_ : restarted_);
+  ++(end == End::kLost ? counts_.lost : counts_.restarted);
   return last_end_ = error.what();
 }
 
@@ -101,25 +101,12 @@ void StreamRoster::check_enough() {
       " (min_streams)" + (last_end_.empty() ? "" : "; the last loss: ") + last_end_);
 }
 
-std::int64_t StreamRoster::live_streams() const {
-  MutexLock lock(mutex_);
-  return live_;
-}
-
-std::int64_t StreamRoster::lost_streams() const {
-  MutexLock lock(mutex_);
-  return lost_;
-}
-
-std::int64_t StreamRoster::restarted_streams() const {
-  MutexLock lock(mutex_);
-  return restarted_;
-}
-
-std::int64_t StreamRoster::retired_streams() const {
+StreamCounts StreamRoster::counts() const {
   MutexLock lock(mutex_);
   const Strength now = strength();
-  return now.all - now.unretired;
+  StreamCounts counts = counts_;
+  counts.retired = now.all - now.unretired;
+  return counts;
 }
 
 std::vector<AwayStream> StreamRoster::away_streams() const {

@@ -16,6 +16,14 @@
 
 namespace torchbeast {
 
+// Numbers of a pool's streams.
+struct StreamCounts {
+  std::int64_t live = 0;       // connected, and have sent their first step
+  std::int64_t lost = 0;       // losses so far
+  std::int64_t restarted = 0;  // failures of environments so far that retired no stream
+  std::int64_t retired = 0;    // not tried again
+};
+
 // A stream that is lost and has not reconnected yet.
 struct AwayStream {
   std::string address;
@@ -75,11 +83,9 @@ class StreamRoster {
   // Throws ConnectionError once a shortage has lasted for reconnect_timeout.
   void check_enough() EXCLUDES(mutex_);
 
-  // The counts and the streams that ActorPool's methods of the same names describe.
-  std::int64_t live_streams() const EXCLUDES(mutex_);
-  std::int64_t lost_streams() const EXCLUDES(mutex_);
-  std::int64_t restarted_streams() const EXCLUDES(mutex_);
-  std::int64_t retired_streams() const EXCLUDES(mutex_);
+  // Returns the numbers of streams at present.
+  StreamCounts counts() const EXCLUDES(mutex_);
+  // Returns the streams that are lost at present.
   std::vector<AwayStream> away_streams() const EXCLUDES(mutex_);
 
  private:
@@ -104,9 +110,7 @@ class StreamRoster {
   mutable Mutex mutex_;
   std::map<std::int64_t, Member> members_ GUARDED_BY(mutex_);  // by number
   std::int64_t next_number_ GUARDED_BY(mutex_) = 0;
-  std::int64_t live_ GUARDED_BY(mutex_) = 0;
-  std::int64_t lost_ GUARDED_BY(mutex_) = 0;
-  std::int64_t restarted_ GUARDED_BY(mutex_) = 0;
+  StreamCounts counts_ GUARDED_BY(mutex_);  // without retired
   ShortageWatch shortage_watch_ GUARDED_BY(mutex_);
   std::vector<std::string> reports_ GUARDED_BY(mutex_);
   std::string last_end_ GUARDED_BY(mutex_);  // the error that ended the most recent connection

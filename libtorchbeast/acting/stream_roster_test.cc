@@ -47,10 +47,10 @@ TEST(StreamRosterTest, AStreamThatConnectsForTheFirstTimeIsPresent) {
 TEST(StreamRosterTest, ALostStreamIsAwayUntilItComesUpAgain) {
   Streams streams(2, 2);
   streams.roster.came_up(1);
-  EXPECT_EQ(streams.roster.live_streams(), 1);
+  EXPECT_EQ(streams.roster.counts().live, 1);
   streams.roster.went_down();
   streams.lose(1);
-  EXPECT_EQ(streams.roster.live_streams(), 0);
+  EXPECT_EQ(streams.roster.counts().live, 0);
   EXPECT_EQ(streams.shortage(), (Counts{1, 2}));
   auto away = streams.roster.away_streams();
   ASSERT_EQ(away.size(), 1u);
@@ -67,8 +67,8 @@ TEST(StreamRosterTest, ALostStreamIsAwayUntilItComesUpAgain) {
 TEST(StreamRosterTest, AFailureThatIsTriedAgainIsCountedAndReportedOnce) {
   Streams streams(2, 0, {.failures = 3, .failure_window = 10min});
   streams.roster.connects_again(1, EnvironmentFailure("environment server at B: ouch"), true, 2);
-  EXPECT_EQ(streams.roster.restarted_streams(), 1);
-  EXPECT_EQ(streams.roster.lost_streams(), 0);
+  EXPECT_EQ(streams.roster.counts().restarted, 1);
+  EXPECT_EQ(streams.roster.counts().lost, 0);
   EXPECT_EQ(streams.roster.take_reports(),
             (std::vector<std::string>{"stream 1 gets new environments after failure 2 within "
                                       "600 s, and is retired after 3: environment server at B: "
@@ -80,7 +80,7 @@ TEST(StreamRosterTest, ARetiredStreamIsNeitherPresentNorAwayButCountsAmongAll) {
   Streams streams(3);
   streams.lose(1);
   EXPECT_EQ(streams.roster.retire(1, "ouch", 5), std::nullopt);
-  EXPECT_EQ(streams.roster.retired_streams(), 1);
+  EXPECT_EQ(streams.roster.counts().retired, 1);
   EXPECT_TRUE(streams.roster.away_streams().empty()) << "it does not come back";
   EXPECT_EQ(streams.roster.take_reports(),
             (std::vector<std::string>{"stream 1 is retired after failure 5 within 600 s, 2 of 3 "
@@ -106,8 +106,8 @@ TEST(StreamRosterTest, TheStreamOfAHostThatHasLeftIsForgottenAndItsNumberIsNotUs
   EXPECT_EQ(streams.roster.add("host"), 2);
   streams.roster.remove(1, End::kLost, lost);
   streams.roster.remove(2, End::kFailed, EnvironmentFailure("ouch"));
-  EXPECT_EQ(streams.roster.lost_streams(), 1);
-  EXPECT_EQ(streams.roster.restarted_streams(), 1);
+  EXPECT_EQ(streams.roster.counts().lost, 1);
+  EXPECT_EQ(streams.roster.counts().restarted, 1);
   EXPECT_EQ(streams.shortage(), Counts{});
   EXPECT_EQ(streams.roster.add("host"), 3);
   streams.lose(0);

@@ -53,7 +53,7 @@ class BatchingQueue {
     {
       MutexLock lock(mutex_);
       wait_for_room();
-      if (closed_) throw ClosedBatchingQueue(kEnqueueToClosedQueue);
+      if (closed_) throw ClosedBatchingQueue("Enqueue to closed queue");
       append(std::move(item));
       if (gathering_) {  // that consumer wakes the others for the items that it leaves
         if (missing() <= 0) gathered_.notify_one();

@@ -13,6 +13,7 @@
 
 #include "libtorchbeast/batching/batching_queue.h"
 #include "libtorchbeast/batching/input_check.h"
+#include "libtorchbeast/support/finally.h"
 
 namespace torchbeast {
 
@@ -208,20 +209,23 @@ class DynamicBatcher {
   Answer compute(ArrayNest inputs) {
     const std::int64_t length = check_inputs(inputs);
     auto reply = std::make_shared<PendingReply>();
-    const Waiting waiting(this, reply.get());
+    {
+      MutexLock lock(waiting_mutex_);
+      waiting_.insert(reply.get());
+    }
+    const Finally forget([&] {
+      MutexLock lock(waiting_mutex_);
+      waiting_.erase(reply.get());
+    });
     queue_.enqueue(Computation(std::move(inputs), length, reply, closed_));
     return reply->wait(options_.compute_timeout, options_.batch_dim);
   }
 
-  // Registers, for a scope, a thread that calls compute() repeatedly, so that batches are held back
-  // for it for a moment; see BatchingQueue::Regular.
-  class Caller {
-   public:
-    explicit Caller(DynamicBatcher* batcher) : regular_(&batcher->queue_) {}
-
-   private:
-    BatchingQueue<Computation>::Regular regular_;
-  };
+  // Registers, for the scope of the result, a thread that calls compute() repeatedly, so that
+  // batches are held back for it for a moment.
+  [[nodiscard]] BatchingQueue<Computation>::Regular caller() {
+    return BatchingQueue<Computation>::Regular(&queue_);
+  }
 
   // Blocks until there is a batch; returns null if the batcher is closed.
   std::unique_ptr<Batch> next() {
@@ -251,25 +255,6 @@ class DynamicBatcher {
   const DynamicBatcherOptions& options() const { return options_; }
 
  private:
-  // Registers a caller's reply with cancel() for a scope.
-  class Waiting {
-   public:
-    Waiting(DynamicBatcher* batcher, PendingReply* reply) : batcher_(batcher), reply_(reply) {
-      MutexLock lock(batcher_->waiting_mutex_);
-      batcher_->waiting_.insert(reply_);
-    }
-    ~Waiting() {
-      MutexLock lock(batcher_->waiting_mutex_);
-      batcher_->waiting_.erase(reply_);
-    }
-    Waiting(const Waiting&) = delete;
-    Waiting& operator=(const Waiting&) = delete;
-
-   private:
-    DynamicBatcher* batcher_;
-    PendingReply* reply_;
-  };
-
   // Returns the inputs' common size in the batch dimension.
   std::int64_t check_inputs(const ArrayNest& inputs) {
     check_batchable(inputs, options_.batch_dim);
@@ -293,7 +278,7 @@ class DynamicBatcher {
   BatchingQueue<Computation> queue_;
   SameAsFirst same_as_first_;
   Mutex waiting_mutex_;
-  std::set<PendingReply*> waiting_ GUARDED_BY(waiting_mutex_);
+  std::set<PendingReply*> waiting_ GUARDED_BY(waiting_mutex_);  // that cancel() ends
 };
 
 }  // namespace torchbeast

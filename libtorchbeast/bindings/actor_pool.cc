@@ -86,10 +86,6 @@ void run(ActorPool& pool, const std::optional<py::function>& report) {
   });
 }
 
-double in_seconds(Clock::duration duration) {
-  return std::chrono::duration<double>(duration).count();
-}
-
 py::list away_streams(const ActorPool& pool) {
   py::list result;
   for (const AwayStream& stream : without_gil([&] { return pool.away_streams(); })) {

@@ -107,30 +107,42 @@ std::optional<std::vector<Shape>> shapes_of_actions(const py::object& env) {
   return std::nullopt;
 }
 
-class SinglePythonEnv final : public Env {
+// What environments of both interfaces share.
+class PythonEnv : public Env {
  public:
-  SinglePythonEnv(std::unique_ptr<PythonThread> thread, py::object env)
+  PythonEnv(std::unique_ptr<PythonThread> thread, py::object env)
       : thread_(std::move(thread)), env_(std::move(env)) {}
-  ~SinglePythonEnv() override { close(env_); }
-
-  static void close(const SharedObject& env) noexcept {
+  ~PythonEnv() override {
     const Gil gil;
     try {
-      if (py::hasattr(env.get(), "close")) called(env.get().attr("close"), py::tuple());
+      if (py::hasattr(env(), "close")) called(env().attr("close"), py::tuple());
     } catch (py::error_already_set& error) {
       error.discard_as_unraisable("closing an environment");
     } catch (const std::exception&) {  // no memory for the call
     }
   }
 
-  std::int64_t num_envs() const override { return 1; }
-  std::int64_t frame_stack() const override { return 1; }
   std::string action_space() const override {
-    return in_python([&] { return discrete_space(env_.get()); });
+    return in_python([&] { return discrete_space(env()); });
   }
   std::optional<std::vector<Shape>> action_shapes() const override {
-    return in_python([&] { return shapes_of_actions(env_.get()); });
+    return in_python([&] { return shapes_of_actions(env()); });
   }
+
+ protected:
+  const py::object& env() const { return env_.get(); }
+
+ private:
+  const std::unique_ptr<PythonThread> thread_;  // dropped after all Python objects
+  const SharedObject env_;
+};
+
+class SinglePythonEnv final : public PythonEnv {
+ public:
+  using PythonEnv::PythonEnv;
+
+  std::int64_t num_envs() const override { return 1; }
+  std::int64_t frame_stack() const override { return 1; }
 
   void set_options(const std::string& json) override {
     in_python([&] { options_.emplace(from_json(json)); });
@@ -143,7 +155,7 @@ class SinglePythonEnv final : public Env {
   EnvStep step(const ArrayNest& action) override {
     return in_python([&] {
       const py::object result =
-          called(env_.get().attr("step"), py::make_tuple(to_numpy(without_leading(action, 1))));
+          called(env().attr("step"), py::make_tuple(to_numpy(without_leading(action, 1))));
       return as_step(result);
     });
   }
@@ -154,7 +166,7 @@ class SinglePythonEnv final : public Env {
     py::dict arguments;
     if (seed && takes_seed()) arguments["seed"] = *seed & kSeedMask;
     if (options_) arguments["options"] = options_->get();
-    const py::object result = called(env_.get().attr("reset"), py::tuple(), arguments);
+    const py::object result = called(env().attr("reset"), py::tuple(), arguments);
     const bool with_info = py::isinstance<py::tuple>(result) && py::len(result) == 2 &&
                            py::isinstance<py::dict>(result[py::int_(1)]);
     return with_info ? py::object(result[py::int_(0)]) : result;
@@ -163,7 +175,7 @@ class SinglePythonEnv final : public Env {
   bool takes_seed() const {
     const py::object signature = py::module_::import("inspect").attr("signature");
     try {
-      const py::object parameters = signature(env_.get().attr("reset")).attr("parameters");
+      const py::object parameters = signature(env().attr("reset")).attr("parameters");
       return parameters.contains("seed") || parameters.contains("kwargs");
     } catch (const py::error_already_set&) {  // compiled functions may lack a signature
       return false;
@@ -224,53 +236,41 @@ class SinglePythonEnv final : public Env {
     return converted;
   }
 
-  const std::unique_ptr<PythonThread> thread_;  // dropped after all Python objects
-  const SharedObject env_;
   std::optional<SharedObject> options_;  // for resets
   std::optional<ArrayNest> first_;
 };
 
-class VectorPythonEnv final : public Env {
+class VectorPythonEnv final : public PythonEnv {
  public:
   VectorPythonEnv(std::unique_ptr<PythonThread> thread, std::int64_t num_envs,
                   std::int64_t frame_stack, std::size_t num_keywords, py::object env)
-      : thread_(std::move(thread)),
+      : PythonEnv(std::move(thread), std::move(env)),
         num_envs_(num_envs),
         frame_stack_(frame_stack),
-        num_keywords_(static_cast<std::int64_t>(num_keywords)),
-        env_(std::move(env)) {}
-  ~VectorPythonEnv() override { SinglePythonEnv::close(env_); }
+        num_keywords_(static_cast<std::int64_t>(num_keywords)) {}
 
   std::int64_t num_envs() const override { return num_envs_; }
   std::int64_t frame_stack() const override { return frame_stack_; }
-  std::string action_space() const override {
-    return in_python([&] { return discrete_space(env_.get()); });
-  }
-  std::optional<std::vector<Shape>> action_shapes() const override {
-    return in_python([&] { return shapes_of_actions(env_.get()); });
-  }
 
   void set_options(const std::string& json) override {
     in_python([&] {
-      const py::object& env = env_.get();
-      if (!py::hasattr(env, "set_options")) {
+      if (!py::hasattr(env(), "set_options")) {
         throw std::invalid_argument("the environment takes no options: it has no set_options");
       }
-      called(env.attr("set_options"), py::make_tuple(from_json(json)));
+      called(env().attr("set_options"), py::make_tuple(from_json(json)));
     });
   }
 
   ArrayNest reset(std::uint64_t seed) override {
     return in_python([&] {
-      const py::object result = called(env_.get().attr("reset"), py::make_tuple(seed));
+      const py::object result = called(env().attr("reset"), py::make_tuple(seed & kSeedMask));
       return rows(from_environment(result), "observation");
     });
   }
 
   EnvStep step(const ArrayNest& action) override {
     return in_python([&] {
-      const auto values =
-          py::tuple(called(env_.get().attr("step"), py::make_tuple(to_numpy(action))));
+      const auto values = py::tuple(called(env().attr("step"), py::make_tuple(to_numpy(action))));
       check_number(values.size());
       EnvStep step{.observation = rows(from_environment(values[0]), "observation"),
                    .reward = column<float>(values[1], "reward"),
@@ -336,11 +336,9 @@ class VectorPythonEnv final : public Env {
                                 summary(array));
   }
 
-  const std::unique_ptr<PythonThread> thread_;  // dropped after all Python objects
   const std::int64_t num_envs_;
   const std::int64_t frame_stack_;
   const std::int64_t num_keywords_;  // of the info
-  const SharedObject env_;
 };
 
 std::int64_t number_of(const py::object& env, const char* name) {

@@ -3,31 +3,18 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "libtorchbeast/fuzzing/expect.h"
 #include "libtorchbeast/proto/array_codec.h"
 #include "libtorchbeast/proto/checked_parsing.h"
 #include "libtorchbeast/proto/description.h"
+#include "libtorchbeast/testing/values.h"
 
 namespace torchbeast::fuzzing {
 namespace {
 
 constexpr int kFewFields = 8;
-
-bool same(const Array& a, const Array& b) {
-  return a.dtype() == b.dtype() && a.shape() == b.shape() &&
-         (a.num_bytes() == 0 || std::memcmp(a.data(), b.data(), a.num_bytes()) == 0);
-}
-
-bool same(const ArrayNest& a, const ArrayNest& b) {
-  bool all = true;
-  return accepts([&] {
-           nest::for_each2([&](const Array& x, const Array& y) { all = all && same(x, y); }, a, b);
-         }) &&
-         all;
-}
 
 void check_nest(const rpcenv::ArrayNest& message) {
   ArrayNest decoded;
@@ -37,7 +24,8 @@ void check_nest(const rpcenv::ArrayNest& message) {
   expect(bytes <= message.ByteSizeLong(), "arrays are no larger than the message they came in");
   rpcenv::ArrayNest again;
   codec::encode(decoded, &again);
-  expect(same(codec::decode(again), decoded), "a decoded nest survives a round trip");
+  expect(testing::same_bytes(codec::decode(again), decoded),
+         "a decoded nest survives a round trip");
 }
 
 void check_description(const rpcenv::Description& message) {

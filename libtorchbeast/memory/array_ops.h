@@ -95,6 +95,13 @@ inline Array repeat(const Array& array, std::size_t dim, std::int64_t times) {
   return join(parts, dim).clone();
 }
 
+// Returns the bytes of all leaves; exact up to 2^53, and cannot overflow.
+inline double num_bytes(const ArrayNest& nest) {
+  double bytes = 0;
+  nest::for_each([&](const Array& leaf) { bytes += static_cast<double>(leaf.num_bytes()); }, nest);
+  return bytes;
+}
+
 // Prepends `dims` dimensions of size 1 to each leaf; shares the bytes.
 inline ArrayNest with_leading(const ArrayNest& nest, std::size_t dims) {
   return nest::map(

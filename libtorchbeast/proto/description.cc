@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "libtorchbeast/batching/input_check.h"
+#include "libtorchbeast/memory/array_ops.h"
 #include "libtorchbeast/proto/array_codec.h"
 #include "libtorchbeast/proto/readable.h"
 #include "rpcenv.pb.h"
@@ -29,10 +30,7 @@ void check_range(const char* what, std::int64_t value, std::int64_t maximum,
 
 // Stacks are rebuilt by the learner, so a small message could make it allocate much.
 void check_step_size(const EnvDescription& description) {
-  double bytes = 0;  // exact up to 2^53, and cannot overflow
-  nest::for_each([&](const Array& leaf) { bytes += static_cast<double>(leaf.num_bytes()); },
-                 description.observation);
-  bytes *= static_cast<double>(description.frame_stack);
+  double bytes = num_bytes(description.observation) * static_cast<double>(description.frame_stack);
   bytes += static_cast<double>(description.info_keywords.size() * sizeof(float));
   bytes *= static_cast<double>(description.num_envs);
   if (bytes <= kMaxStepBytes) return;

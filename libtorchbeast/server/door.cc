@@ -11,6 +11,7 @@
 #include "libtorchbeast/proto/service.h"
 #include "libtorchbeast/server/call_server.h"
 #include "libtorchbeast/stream/vector_wire.h"
+#include "libtorchbeast/support/finally.h"
 
 namespace torchbeast {
 namespace {
@@ -96,46 +97,6 @@ class JoinedWire final : public Wire {
 
 }  // namespace
 
-// Counts a stream that has not described itself, for a scope.
-class Door::Undescribed {
- public:
-  explicit Undescribed(Door* door) : door_(door) {
-    MutexLock lock(door_->mutex_);
-    ++door_->undescribed_;
-  }
-  ~Undescribed() {
-    MutexLock lock(door_->mutex_);
-    --door_->undescribed_;
-  }
-  Undescribed(const Undescribed&) = delete;
-  Undescribed& operator=(const Undescribed&) = delete;
-
-  bool are_too_many() const {
-    MutexLock lock(door_->mutex_);
-    return door_->undescribed_ > door_->options_.max_undescribed;
-  }
-
- private:
-  Door* const door_;
-};
-
-// Forgets a stream at the end of a scope.
-class Door::Leaving {
- public:
-  Leaving(Door* door, std::int64_t id) : door_(door), id_(id) {}
-  ~Leaving() {
-    decltype(visits_)::node_type visit;  // destroyed without the lock: a Play may own a pool, whose
-    MutexLock lock(door_->mutex_);       // end may wait for a thread that waits for the lock
-    visit = door_->visits_.extract(id_);
-  }
-  Leaving(const Leaving&) = delete;
-  Leaving& operator=(const Leaving&) = delete;
-
- private:
-  Door* const door_;
-  const std::int64_t id_;
-};
-
 Door::Door(const Endpoint& endpoint, DoorOptions options) : claim_(endpoint), options_(options) {
   const std::int64_t streams = options.max_streams;
   calls_ = std::make_unique<CallServer>(
@@ -157,8 +118,9 @@ grpc::Status Door::join(Call* call) {
 
 // Waits for a description. The message does not outlive this.
 grpc::Status Door::hear(Call* call, std::int64_t* id) {
-  const Undescribed undescribed(this);
-  if (undescribed.are_too_many()) {
+  const bool are_too_many = ++undescribed_ > options_.max_undescribed;
+  const Finally described([this] { --undescribed_; });
+  if (are_too_many) {
     return {grpc::StatusCode::RESOURCE_EXHAUSTED,
             "too many streams have not described themselves yet"};
   }
@@ -193,7 +155,11 @@ grpc::Status Door::enter(const rpcenv::Joining& joining, std::int64_t* id) {
 
 // Waits until the learner takes a stream, and plays it.
 grpc::Status Door::attend(Call* call, std::int64_t id) {
-  const Leaving leaving(this, id);
+  const Finally leaving([&] {
+    decltype(visits_)::node_type visit;  // destroyed without the lock: a Play may own a pool, whose
+    MutexLock lock(mutex_);              // end may wait for a thread that waits for the lock
+    visit = visits_.extract(id);
+  });
   std::optional<Play> play;
   grpc::Status refusal{grpc::StatusCode::CANCELLED, "the host has left"};
   while (!play && call->is_silent(kPollInterval)) {
@@ -312,17 +278,14 @@ grpc::Status Door::get_status(Call* call) {
   rpcenv::StatusRequest request;
   rpcenv::ServerStatus message;
   if (!call->read(&request)) return grpc::Status::CANCELLED;
-  const auto seconds = [](Clock::duration time) {
-    return std::chrono::duration<double>(time).count();
-  };
-  message.set_uptime_s(seconds(Clock::now() - since_));
+  message.set_uptime_s(in_seconds(Clock::now() - since_));
   for (const JoinedHost& host : hosts()) {
     message.set_open_streams(message.open_streams() + host.streams);
     rpcenv::HostStatus* status = message.add_hosts();
     status->set_name(host.name);
     status->set_streams(host.streams);
     status->set_envs(host.envs);
-    status->set_joined_s(seconds(host.joined));
+    status->set_joined_s(in_seconds(host.joined));
   }
   call->write(message);
   return grpc::Status::OK;

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -110,9 +111,6 @@ class Door {
     Clock::time_point taken_at = {};
   };
 
-  class Undescribed;
-  class Leaving;
-
   grpc::Status join(Call* call) EXCLUDES(mutex_);
   grpc::Status hear(Call* call, std::int64_t* id) EXCLUDES(mutex_);
   grpc::Status attend(Call* call, std::int64_t id) EXCLUDES(mutex_);
@@ -125,10 +123,10 @@ class Door {
   const AddressClaim claim_;
   const DoorOptions options_;
   const Clock::time_point since_ = Clock::now();
+  std::atomic<std::int64_t> undescribed_ = 0;  // streams
   mutable Mutex mutex_;
   CondVar changed_;  // a stream waits, or the door closes
   std::int64_t next_id_ GUARDED_BY(mutex_) = 0;
-  std::int64_t undescribed_ GUARDED_BY(mutex_) = 0;
   std::map<std::int64_t, Visit> visits_ GUARDED_BY(mutex_);  // by id
   std::vector<EndedStream> ended_ GUARDED_BY(mutex_);
   bool is_closed_ GUARDED_BY(mutex_) = false;

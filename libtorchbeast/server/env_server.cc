@@ -16,6 +16,7 @@
 #include "libtorchbeast/server/vector_stream.h"
 #include "libtorchbeast/stream/wire.h"
 #include "libtorchbeast/support/errors.h"
+#include "libtorchbeast/support/finally.h"
 #include "libtorchbeast/support/thread.h"
 
 namespace torchbeast {
@@ -130,7 +131,7 @@ class EnvServer::Service {
     rpcenv::StatusRequest request;
     rpcenv::ServerStatus message;
     if (!call->read(&request)) return;
-    message.set_uptime_s(std::chrono::duration<double>(Clock::now() - activity_.since).count());
+    message.set_uptime_s(in_seconds(Clock::now() - activity_.since));
     message.set_open_streams(activity_.open_streams);
     message.set_steps(activity_.steps);
     call->write(message);
@@ -172,13 +173,8 @@ EnvServer::~EnvServer() = default;
 
 void EnvServer::run(const std::function<void()>& poll) {
   begin();
-  try {
-    serve(poll);
-  } catch (...) {  // the server is idle again, whatever ended it
-    set_state(State::kIdle);
-    throw;
-  }
-  set_state(State::kIdle);
+  const Finally idle([this] { set_state(State::kIdle); });  // whatever ends it
+  serve(poll);
 }
 
 void EnvServer::begin() {

@@ -13,6 +13,7 @@
 #include "libtorchbeast/stream/time_limit.h"
 #include "libtorchbeast/stream/wire.h"
 #include "libtorchbeast/support/errors.h"
+#include "libtorchbeast/support/finally.h"
 
 namespace torchbeast {
 namespace {
@@ -116,17 +117,15 @@ void Host::play(std::chrono::milliseconds timeout, const std::function<void()>& 
     MutexLock lock(mutex_);
     stream_ = &stream;
   }
-  std::exception_ptr failure;
-  try {
-    play(&stream, on_taken);
-  } catch (...) {  // the stream is gone below
-    failure = std::current_exception();
-  }
-  {
+  const Finally gone([this] {  // before the stream is
     MutexLock lock(mutex_);
     stream_ = nullptr;
+  });
+  try {
+    play(&stream, on_taken);
+  } catch (...) {
+    if (!is_stopped_) throw;
   }
-  if (failure && !is_stopped_) std::rethrow_exception(failure);
 }
 
 // Plays until the call is over.

@@ -29,8 +29,8 @@ class OriginalWire final : public ClientWire {
   std::optional<RawStep> read() override {
     if (!stream_->Read(&step_)) return std::nullopt;
     // The first step has done set although no episode has ended.
-    const bool end = step_.done() && !std::exchange(first_, false);
-    first_ = false;
+    const bool is_first = std::exchange(first_, false);
+    const bool end = step_.done() && !is_first;
     return RawStep{.observation = with_leading(codec::decode(step_.observation()), 1),
                    .reward = Array::filled<float>({1}, step_.reward()),
                    .terminated = Array::filled<bool>({1}, step_.done()),

@@ -23,17 +23,6 @@ ArrayNest with_rows(std::int64_t rows, const ArrayNest& one) {
       one);
 }
 
-// Describes the leaves of another number of environments.
-ArrayNest resized(std::int64_t rows, const ArrayNest& nest) {
-  return nest::map(
-      [rows](const Array& leaf) {
-        Shape shape = leaf.shape();
-        shape[0] = rows;
-        return Array::spec(leaf.dtype(), shape);
-      },
-      nest);
-}
-
 void check_like(const ArrayNest& expected, const ArrayNest& got, const char* what) {
   try {
     nest::for_each2_with_path(
@@ -82,6 +71,7 @@ void check_finite(const ArrayNest& nest, const char* what) {
 StepCheck::StepCheck(const EnvDescription& description)
     : num_envs_(description.num_envs),
       num_keywords_(static_cast<std::int64_t>(description.info_keywords.size())),
+      one_observation_(description.observation),
       observation_(with_rows(description.num_envs, description.observation)) {}
 
 void StepCheck::operator()(const RawStep& raw) const {
@@ -127,7 +117,8 @@ void StepCheck::check_finals(const RawStep& raw) const {
   const bool* truncated = raw.truncated.as<bool>();
   const std::int64_t count = std::count(truncated, truncated + num_envs_, true);
   if (raw.final_observation) {
-    check_like(resized(count, observation_), *raw.final_observation, "final observation");
+    const ArrayNest expected = with_rows(count, one_observation_);
+    check_like(expected, *raw.final_observation, "final observation");
     check_finite(*raw.final_observation, "final observation");
   } else if (count > 0) {
     throw std::invalid_argument(std::to_string(count) +

@@ -29,7 +29,8 @@ class StepCheck {
 
   const std::int64_t num_envs_;
   const std::int64_t num_keywords_;
-  const ArrayNest observation_;  // dtype and shape of each leaf, [E, ...]
+  const ArrayNest one_observation_;  // dtype and shape of each leaf, of one environment
+  const ArrayNest observation_;      // dtype and shape of each leaf, [E, ...]
 };
 
 }  // namespace torchbeast

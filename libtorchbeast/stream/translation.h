@@ -28,6 +28,12 @@ struct StreamStep {
   ArrayNest::Map info = {};                         // float32 [1, E] by keyword, see InfoRows
 };
 
+// Returns the environments' part of a step, as inference and rollouts have it.
+inline ArrayNest env_output(const StreamStep& step) {
+  return ArrayNest(ArrayNest::Vector{step.observation, ArrayNest(step.reward), ArrayNest(step.done),
+                                     ArrayNest(step.episode_step), ArrayNest(step.episode_return)});
+}
+
 // Checks a server's steps and converts them to what actor and learner see.
 //
 //   RawStep -> StepCheck -> FrameStack -> StreamStep     throws std::invalid_argument for a bad one

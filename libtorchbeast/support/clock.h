@@ -70,4 +70,8 @@ struct Clock {
   static duration steady() { return std::chrono::steady_clock::now().time_since_epoch(); }
 };
 
+inline double in_seconds(Clock::duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
 }  // namespace torchbeast

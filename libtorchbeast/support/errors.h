@@ -37,6 +37,4 @@ struct EnvironmentFailure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-inline constexpr char kEnqueueToClosedQueue[] = "Enqueue to closed queue";
-
 }  // namespace torchbeast

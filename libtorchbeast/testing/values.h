@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Short ways to write arrays, nests and expected error messages in tests.
+// Short ways to write arrays, nests and expected error messages in tests and fuzzers.
 
 #pragma once
 

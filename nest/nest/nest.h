@@ -179,23 +179,20 @@ void check_node(const Path& path, const Nest<A>& a, const Nest<B>& b) {
   if (!difference.empty()) throw_difference(difference, path, a.describe(), b.describe());
 }
 
-// Calls f(path, leaf, leaves...) for the corresponding leaves of nests of equal structure, until f
-// returns false. Returns false if f did. Throws NestError if the structures differ. All functions
-// that visit leaves use it.
+// Calls f(path, leaf, leaves...) for the corresponding leaves of nests of equal structure. Throws
+// NestError if the structures differ. All functions that visit leaves use it.
 template <typename F, typename N, typename... Ns>
-bool walk(F& f, const Path& path, N& nest, Ns&... others) {
+void walk(F& f, const Path& path, N& nest, Ns&... others) {
   (check_node(path, nest, others), ...);
-  if (nest.is_leaf()) return f(path, nest.as_leaf(), others.as_leaf()...);
-  if (nest.is_vector()) {
-    for (std::size_t i = 0; i < nest.as_vector().size(); ++i) {
-      if (!walk(f, Path(path, i), nest.as_vector()[i], others.as_vector()[i]...)) return false;
-    }
-    return true;
+  if (nest.is_leaf()) {
+    f(path, nest.as_leaf(), others.as_leaf()...);
+  } else if (nest.is_vector()) {
+    for (std::size_t i = 0; i < nest.as_vector().size(); ++i)
+      walk(f, Path(path, i), nest.as_vector()[i], others.as_vector()[i]...);
+  } else {
+    for (auto& [key, child] : nest.as_map())
+      walk(f, Path(path, key), child, others.as_map().find(key)->second...);
   }
-  for (auto& [key, child] : nest.as_map()) {
-    if (!walk(f, Path(path, key), child, others.as_map().find(key)->second...)) return false;
-  }
-  return true;
 }
 
 // Returns a nest of the same structure, with f(path, leaf) for each leaf. All functions that make
@@ -221,11 +218,7 @@ Nest<R> build(F& f, const Path& path, const Nest<T>& nest) {
 // Calls f(path, leaf) for each leaf. With a nest that is not const, f may change the leaves.
 template <typename F, typename N>
 void for_each_with_path(F&& f, N&& nest) {
-  auto visit = [&f](const Path& path, auto& leaf) {
-    f(path, leaf);
-    return true;
-  };
-  internal::walk(visit, Path(), nest);
+  internal::walk(f, Path(), nest);
 }
 
 // Calls f(leaf) for each leaf. With a nest that is not const, f may change the leaves.
@@ -238,7 +231,7 @@ void for_each(F&& f, N&& nest) {
 // differ. Leaves are not compared.
 template <typename A, typename B>
 void check_same_structure(const Nest<A>& a, const Nest<B>& b) {
-  auto ignore = [](const Path&, const A&, const B&) { return true; };
+  auto ignore = [](const Path&, const A&, const B&) {};
   internal::walk(ignore, Path(), a, b);
 }
 
@@ -258,11 +251,7 @@ bool same_structure(const Nest<A>& a, const Nest<B>& b) {
 template <typename F, typename A, typename B>
 void for_each2_with_path(F&& f, A&& a, B&& b) {
   check_same_structure(a, b);
-  auto visit = [&f](const Path& path, auto& leaf_a, auto& leaf_b) {
-    f(path, leaf_a, leaf_b);
-    return true;
-  };
-  internal::walk(visit, Path(), a, b);
+  internal::walk(f, Path(), a, b);
 }
 
 // Calls f(leaf_a, leaf_b) for the corresponding leaves. Throws as check_same_structure does, before
@@ -284,11 +273,7 @@ std::vector<T> flatten(const Nest<T>& nest) {
 template <typename T>
 const T* find_front(const Nest<T>& nest) {
   const T* front = nullptr;
-  auto take = [&front](const Path&, const T& leaf) {
-    front = &leaf;
-    return false;
-  };
-  internal::walk(take, Path(), nest);
+  for_each([&front](const T& leaf) { front = front == nullptr ? &leaf : front; }, nest);
   return front;
 }
 

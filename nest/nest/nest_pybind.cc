@@ -5,6 +5,7 @@
 #include "nest/nest_pybind.h"
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <string>
 #include <vector>
@@ -91,12 +92,6 @@ constexpr const char* kPackAsDoc =
 {'a': (1, 2), 'b': 3}
 )";
 
-py::list list_of(const std::vector<py::object>& leaves) {
-  py::list list(leaves.size());
-  for (std::size_t i = 0; i < leaves.size(); ++i) list[i] = leaves[i];
-  return list;
-}
-
 // Refuses generators: one would be exhausted even if the nest turned out not to fit.
 std::vector<py::object> elements_of(const py::object& sequence) {
   if (!py::isinstance<py::sequence>(sequence)) {
@@ -109,7 +104,7 @@ std::vector<py::object> elements_of(const py::object& sequence) {
   return elements;
 }
 
-py::list flatten(const py::object& n) { return list_of(nest::flatten(nest::from_python(n))); }
+std::vector<py::object> flatten(const py::object& n) { return nest::flatten(nest::from_python(n)); }
 
 py::object front(const py::object& n) { return nest::front(nest::from_python(n)); }
 
@@ -120,8 +115,7 @@ py::object map(const py::function& f, const py::object& n) {
 py::object map_many(const py::function& f, const py::args& nests) {
   std::vector<PyNest> converted;
   for (py::handle n : nests) converted.push_back(nest::from_python(n));
-  const auto call = [&f](const std::vector<py::object>& leaves) { return f(list_of(leaves)); };
-  return nest::to_python(nest::map_many(call, converted));
+  return nest::to_python(nest::map_many(f, converted));
 }
 
 py::object map_many2(const py::function& f, const py::object& a, const py::object& b) {

@@ -23,7 +23,7 @@ def of_core(folder: str) -> list[Path]:
     return [file for file in files if not file.stem.endswith("_test")]
 
 
-@pytest.mark.parametrize("folder", [name for name in ORDER if name != "testing"])
+@pytest.mark.parametrize("folder", ORDER)
 def test_a_folder_includes_itself_and_those_above_it(folder: str) -> None:
     files = of_core(folder)
     assert files, "every folder of the table has code"

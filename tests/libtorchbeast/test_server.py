@@ -234,6 +234,19 @@ class TestEnvironments:
             wait_for(lambda: game.pool.live_streams() == 3)
         assert {seed for seed in Recording.seeds if seed} == set(seeds), "the same seed, other ones"
 
+    def test_vector_environments_get_seeds_that_numpys_random_state_takes(
+        self, address: str
+    ) -> None:
+        class Env(Vector):
+            def reset(self, seed: int) -> Any:
+                Recording.seeds.append(seed)
+                return super().reset(seed)
+
+        with serving(Env, address), playing([address] * 3, seed=5) as game:
+            game.rollout()
+        seeds = [seed for seed in Recording.seeds if seed]
+        assert seeds and all(0 < seed < 2**31 for seed in seeds)
+
     def test_environments_whose_reset_takes_any_keyword_get_a_seed(self, address: str) -> None:
         class Env(Recording):
             def reset(self, **kwargs: Any) -> Any:

@@ -138,7 +138,7 @@ class VecEnv(Protocol, metaclass=_WithFactory):
         """Starts an episode in every environment.
 
         Args:
-            seed: Environment e is seeded by (seed, e).
+            seed: 0 to 2**31 - 1; environment e is seeded by (seed, e).
 
         Returns:
             The observations, leaves [E, ...].
