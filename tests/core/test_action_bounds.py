@@ -183,3 +183,16 @@ def test_bounds_of_some_entries_do_not_change_the_others() -> None:
     torch.testing.assert_close(ours.log_prob(params, action), alone, rtol=1e-4, atol=1e-3)
     alone = torch.stack([part.entropy(p) for part, p, _ in pairs]).sum(0)
     torch.testing.assert_close(ours.entropy(params), alone, rtol=1e-4, atol=1e-3)
+
+
+def test_constants_of_a_box_are_copied_to_a_device_once() -> None:
+    """A copy from the host waits for the device, and ends the recording of a CUDA graph."""
+    distribution = SquashedGaussian(BOXES["finite"])
+    actions = torch.zeros(N, 2, device="meta")
+    with torch.inference_mode():
+        distribution.in_box(distribution.features(actions))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tensor, "to", None)
+        distribution.features(actions)
+    # Training uses them too, so they may not be inference tensors.
+    distribution.in_box(torch.zeros(N, 2, device="meta", requires_grad=True))

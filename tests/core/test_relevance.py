@@ -31,9 +31,10 @@ def swapped(num_actions: int, rest: float) -> tuple[list[float], list[float]]:
     return pi, pi[::-1]
 
 
-@pytest.mark.parametrize("rho_bar", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("num_actions", [2, 6, 18])
-@pytest.mark.parametrize("scale", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize(
+    ("rho_bar", "num_actions", "scale"),
+    [(0.5, 2, 4.0), (1.0, 6, 1.0), (2.0, 18, 0.1), (0.5, 18, 1.0)],
+)
 def test_beta_is_the_kl_to_the_implied_policy(
     rho_bar: float, num_actions: int, scale: float
 ) -> None:

@@ -156,11 +156,15 @@ def test_every_network_reads_nethack_without_a_network_for_images(net: Any) -> N
     assert sum(parameter.numel() for parameter in model.parameters()) < 6_000_000
 
 
-@pytest.mark.parametrize(("space", "kind", "normalised"), SPACES, ids=lambda value: str(value))
-@pytest.mark.parametrize("net", [DeepNet, MLPNet])
-def test_every_network_learns_from_every_leaf(
-    net: Any, space: Any, kind: Kind, normalised: bool
-) -> None:
+@pytest.mark.parametrize(
+    ("net", "space"),
+    [
+        *[(MLPNet, space) for space, _, _ in SPACES],
+        *[(DeepNet, space) for space, kind, _ in SPACES if kind is Kind.IMAGE],
+    ],
+    ids=str,
+)
+def test_every_network_learns_from_every_leaf(net: Any, space: Any) -> None:
     spec = observation_spec(space)
     model = net(spec, Discrete(3), False)
     frames = torch.from_numpy(np.stack([[space.sample() for _ in range(3)] for _ in range(2)]))

@@ -40,6 +40,10 @@ class Epochs(IMPALA):
         self.prepared += 1
         return dataclasses.replace(batch, reward=0.1 * batch.reward)
 
+    def observe(self, batch: Rollout) -> None:
+        assert not torch.is_grad_enabled()
+        super().observe(batch)
+
     def minibatches(self, batch: Rollout) -> Iterable[Rollout]:
         for _ in range(2):
             yield from batch.split(B // 2)

@@ -20,6 +20,7 @@ from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.base.computing import computing_in
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.losses import Mean
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.update.minibatch import Slices, least_columns
 from torchbeast.core.update.optimiser_step import OptimiserStep
@@ -83,6 +84,30 @@ def test_an_update_some_columns_at_a_time_is_the_update_of_all(
     state = map_leaves(torch.randn_like, model.initial_state(5))
     assert_learns_the_same(parts, whole, make_rollout(T, 5, **ENDS, state=state))
     assert sorted(parts.algo.seen) == seen
+
+
+class OfSome(Recording):
+    """Has a metric of those columns alone whose first reward is above 1."""
+
+    def losses(self, minibatch: Rollout) -> Losses:
+        losses = super().losses(minibatch)
+        chosen = minibatch.reward[1][minibatch.reward[1] > 1]
+        if not len(chosen):
+            return losses
+        found = Mean(chosen.sum(), torch.tensor(len(chosen)))
+        return losses._replace(metrics={**losses.metrics, "chosen": found})
+
+
+@pytest.mark.parametrize("column", range(5))
+def test_a_metric_that_only_some_slices_have_is_the_mean_over_these(
+    make_rollout: Make, column: int
+) -> None:
+    rollout = make_rollout(T, 5)
+    rollout.reward[1] = 0.0
+    rollout.reward[1, column] = 3.0
+    rollout.reward[1, 4] = 5.0
+    parts = impala(mlp(), OfSome, bytes_at_once=COLUMN, num_threads=1)
+    assert parts.update(rollout).metrics["chosen"] == (4.0 if column < 4 else 5.0)
 
 
 class Meeting(IMPALA):

@@ -188,7 +188,11 @@ class Categorical(ActionDistribution):
         return params.argmax(-1) + self._start
 
     def log_prob(self, params: Tensor, action: Nest[Tensor]) -> Tensor:
-        return params.log_softmax(-1).gather(-1, self._index(action).unsqueeze(-1)).squeeze(-1)
+        return self.chosen(params.log_softmax(-1), action)
+
+    def chosen(self, values: Tensor, action: Nest[Tensor]) -> Tensor:
+        """Returns the values [...] of actions, of values [..., n] of all actions."""
+        return values.gather(-1, self._index(action).unsqueeze(-1)).squeeze(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
         log_probs = params.log_softmax(-1)
@@ -329,6 +333,24 @@ class Bernoulli(ActionDistribution):
         return ones.to(torch.int8).reshape((*ones.shape[:-1], *self._shape))
 
 
+class _OnDevices:
+    """Constants, and a copy of them on each device, made once: a copy from the host waits for the
+    device, and cannot be recorded in a CUDA graph.
+    """
+
+    def __init__(self, *constants: Tensor) -> None:
+        self._copies = {constants[0].device: constants}
+
+    def beside(self, other: Tensor) -> tuple[Tensor, ...]:
+        """Returns the constants on the device of a tensor."""
+        device = other.device
+        if device not in self._copies:
+            (constants, *_) = self._copies.values()
+            with torch.inference_mode(False):  # training uses them too
+                self._copies[device] = tuple(each.to(device) for each in constants)
+        return self._copies[device]
+
+
 class Gaussian(ActionDistribution):
     """Independent normal entries; actions [..., *shape] in the box's dtype.
 
@@ -341,7 +363,8 @@ class Gaussian(ActionDistribution):
     def __init__(self, box: spaces.Box) -> None:
         self._dtype = getattr(torch, box.dtype)
         self._shape = box.shape
-        self._centre, self._scale, self._is_bounded = _units(box)
+        centre, scale, self._is_bounded = _units(box)
+        self._units = _OnDevices(centre, scale, scale.log())
         self.num_features = math.prod(box.shape)
         self.num_params = 2 * self.num_features
 
@@ -358,13 +381,12 @@ class Gaussian(ActionDistribution):
     def log_prob(self, params: Tensor, action: Nest[Tensor]) -> Tensor:
         mean, log_std = _mean_and_log_std(params)
         z = (self.features(action) - mean) / log_std.exp()
-        log_scale = self._scale.to(params.device).log()
+        log_scale = self._log_scale(z)
         return (-0.5 * z.square() - log_std - log_scale - 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
         log_std = _mean_and_log_std(params)[1]
-        log_scale = self._scale.to(params.device).log()
-        return (log_std + log_scale + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+        return (log_std + self._log_scale(log_std) + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
     def kl(self, p: Tensor, q: Tensor) -> Tensor:
         (mean_p, log_p), (mean_q, log_q) = _mean_and_log_std(p), _mean_and_log_std(q)
@@ -376,11 +398,16 @@ class Gaussian(ActionDistribution):
 
     def features(self, action: Nest[Tensor]) -> Tensor:
         flat = _flat(action, self._shape).float()
-        return (flat - self._centre.to(flat.device)) / self._scale.to(flat.device)
+        centre, scale, _ = self._units.beside(flat)
+        return (flat - centre) / scale
 
     def _action(self, units: Tensor) -> Tensor:
-        flat = units * self._scale.to(units.device) + self._centre.to(units.device)
+        centre, scale, _ = self._units.beside(units)
+        flat = units * scale + centre
         return flat.to(self._dtype).reshape((*units.shape[:-1], *self._shape))
+
+    def _log_scale(self, other: Tensor) -> Tensor:
+        return self._units.beside(other)[2]
 
 
 class SquashedGaussian(Gaussian):
@@ -400,10 +427,11 @@ class SquashedGaussian(Gaussian):
     def __init__(self, box: spaces.Box) -> None:
         super().__init__(box)
         bounds = (torch.tensor(bound, dtype=self._dtype) for bound in (box.low, box.high))
-        self._low, self._high = (bound.reshape(box.shape) for bound in bounds)
+        low, high = (bound.reshape(box.shape) for bound in bounds)
+        self._bounds = _OnDevices(low, high)
         if not self._is_bounded.all():
             entry = int(self._is_bounded.int().argmin())
-            low, high = self._low.flatten()[entry], self._high.flatten()[entry]
+            low, high = low.flatten()[entry], high.flatten()[entry]
             raise UsageError(
                 "SAC and TD3 need low below high in every entry of a Box of actions, and both "
                 f"within {_largest_bound(box):,.0f}, got {low:g} and {high:g} in entry {entry}: "
@@ -440,21 +468,20 @@ class SquashedGaussian(Gaussian):
         """The sum of the logs of all half widths: the entropy of an action in units of the box is
         smaller by this.
         """
-        return float(self._scale.log().sum())
+        return float(self._log_scale(torch.zeros(())).sum())
 
     def in_box(self, units: Tensor) -> Tensor:
         """Returns actions [..., *shape] of units [..., num_features], of which -1 and 1 are the
         bounds, the inverse of `features`; clips.
         """
-        return self._action(units).clamp(self._low.to(units.device), self._high.to(units.device))
+        return self._action(units).clamp(*self._bounds.beside(units))
 
     def _log_density(self, params: Tensor, u: Tensor) -> Tensor:
         """Returns the log-density [...] of the action that u [..., num_features] becomes."""
         mean, log_std = _mean_and_log_std(params)
         z = (u - mean) / log_std.exp()
         log_normal = -0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)
-        log_scale = self._scale.to(params.device).log()
-        return (log_normal - log_scale - _log_slope_of_tanh(u)).sum(-1)
+        return (log_normal - self._log_scale(u) - _log_slope_of_tanh(u)).sum(-1)
 
     def _squashed(self, u: Tensor) -> Tensor:
         """Scales tanh(u) to the box; clips, because rounding may exceed a bound."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchbeast.core.actors.contract import Actor
-from torchbeast.core.actors.off_policy import QNetwork
+from torchbeast.core.actors.off_policy import QNetwork, discrete
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import DQNConfig
 from torchbeast.core.algos.off_policy import OffPolicy, WithTarget, mean_loss, priorities
@@ -55,8 +55,7 @@ class DQN(WithTarget[Transitions], OffPolicy):
         with torch.no_grad():
             targets = self.targets(minibatch, self._next_values(minibatch.next_observation))
         q_values = self.actor(minibatch.observation).float()
-        index = self.actor.distribution.features(minibatch.action).bool()
-        values = q_values[index]
+        values = discrete(self.actor).chosen(q_values, minibatch.action)
         delta = math.inf if self.config.huber_delta is None else self.config.huber_delta
         losses = F.huber_loss(values, targets, reduction="none", delta=delta)
         metrics = {

@@ -135,8 +135,7 @@ class Target(nn.Module):
         self.steps += 1
         if int(self.steps) % self._period:
             return
-        for own, other in zip(self.network.parameters(), network.parameters(), strict=True):
-            own.lerp_(other, self._rate)
+        torch._foreach_lerp_([*self.network.parameters()], [*network.parameters()], self._rate)
         for held, new in zip(self.network.buffers(), network.buffers(), strict=True):
             held.copy_(new)
 
@@ -191,3 +190,7 @@ class ActorAndCritics(OffPolicy):
         if self.counters.version:
             self.actor.epsilon.zero_()
         return {}
+
+    def after_step(self) -> None:
+        """Lets the target critics follow the critics."""
+        self.target.follow(self.critics)

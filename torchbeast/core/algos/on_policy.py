@@ -78,9 +78,12 @@ class ReturnNorm(RunningNorm):
         numbers = zip(rollout.env_index[0].tolist(), rollout.rollout_index[0].tolist(), strict=True)
         values, kept = from_zero.tolist(), shares.tolist()
         before = [0.0] * len(values)
+        replayed = [False] * len(values)
+        if rollout.replayed is not None:
+            replayed = rollout.replayed[0].tolist()
         # An environment may have several rollouts in a batch.
         for rollout_index, env, column in sorted((n, e, c) for c, (e, n) in enumerate(numbers)):
-            if rollout.replayed is not None and bool(rollout.replayed[0, column]):
+            if replayed[column]:
                 continue
             last, value = self._last.pop(env, (rollout_index, 0.0))
             if last + 1 == rollout_index:

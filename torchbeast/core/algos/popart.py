@@ -54,9 +54,11 @@ class Unscaled(nn.Module):
         """Returns differences of values [T', B], such as advantages, in units of the outputs."""
         return differences
 
-    def known(self, values: Tensor, rollout: Rollout) -> Tensor:
-        """Returns bool [T', B]: whether there are statistics of the task of these values."""
-        return torch.ones_like(values, dtype=torch.bool)
+    def known(self, values: Tensor, rollout: Rollout) -> Tensor | None:
+        """Returns bool [T', B]: whether there are statistics of the task of these values. None: of
+        all.
+        """
+        return None
 
     def moments(
         self, targets: Tensor, rollout: Rollout, mask: Tensor | None = None
@@ -118,16 +120,18 @@ class PopArt(Unscaled):
         return deviation * outputs + mean
 
     def normal(self, values: Tensor, rollout: Rollout) -> Tensor:
-        return self._normal(values, rollout) * self.known(values, rollout)  # NaN stays, and fails
+        return self._where_known(self._normal(values, rollout), rollout)
 
     def scaled(self, differences: Tensor, rollout: Rollout) -> Tensor:
         deviation = self._statistics(differences, rollout)[1]
-        return differences / deviation * self.known(differences, rollout)
+        return self._where_known(differences / deviation, rollout)
 
-    def known(self, values: Tensor, rollout: Rollout) -> Tensor:
-        if not self._rate:
-            return super().known(values, rollout)
-        return self.minibatches[self._tasks(values, rollout)] > 0
+    def known(self, values: Tensor, rollout: Rollout) -> Tensor | None:
+        return self.minibatches[self._tasks(values, rollout)] > 0 if self._rate else None
+
+    def _where_known(self, values: Tensor, rollout: Rollout) -> Tensor:
+        known = self.known(values, rollout)
+        return values if known is None else values * known  # NaN stays, and fails
 
     def _normal(self, values: Tensor, rollout: Rollout) -> Tensor:
         mean, deviation = self._statistics(values, rollout)

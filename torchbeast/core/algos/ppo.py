@@ -18,7 +18,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from torchbeast.core import losses, returns
@@ -78,9 +77,8 @@ class PPO(OnPolicy):
         """Returns explained_variance, 1 - var(vs - V) / var(vs), unless all vs are equal: 1 for
         perfect values, 0 for values that say nothing.
         """
-        steps = _valid(batch)
-        targets = batch.extras["value_targets"][1:][steps]
-        errors = batch.extras["advantages"][1:][steps]
+        targets = _chosen(batch.extras["value_targets"][1:], batch.mask)
+        errors = _chosen(batch.extras["advantages"][1:], batch.mask)
         variance = targets.var(correction=0) if len(targets) else 0.0
         if not variance > 0:
             return {}
@@ -95,9 +93,10 @@ class PPO(OnPolicy):
             for minibatch in shuffled(batch, self.config.num_mini_batch):
                 advantages = self.scale.scaled(minibatch.extras["advantages"], minibatch)
                 if self.config.normalise_advantages:
-                    known = self.scale.known(advantages, minibatch)
-                    advantages = _normalised(advantages, _valid(minibatch) & known[1:])
-                    advantages = advantages.where(known, 0.0)  # nothing is learnt from the others
+                    known, valid = self.scale.known(advantages, minibatch), minibatch.mask
+                    valid = valid if known is None else losses.both(valid, known[1:])
+                    # Nothing is learnt from the others.
+                    advantages = losses.masked(_normalised(advantages, valid), known)
                 extras = {**minibatch.extras, "advantages": advantages}
                 yield dataclasses.replace(minibatch, extras=extras)
 
@@ -144,7 +143,7 @@ class PPO(OnPolicy):
         targets, old_values = (
             self.scale.normal(extras[name], minibatch) for name in ("value_targets", "old_values")
         )
-        values = values.where(self.scale.known(values, minibatch), 0.0)  # as the targets
+        values = losses.masked(values, self.scale.known(values, minibatch))  # as the targets
         if config.use_clipped_value_loss:
             return losses.clipped_baseline_loss(
                 values, old_values, targets, config.clip_param, how, mask
@@ -174,15 +173,14 @@ def _of_ratios(log_ratios: Tensor, clip: float, mask: Tensor | None) -> dict[str
     return {name: losses.mean(metric, mask) for name, metric in metrics.items()}
 
 
-def _normalised(advantages: Tensor, valid: Tensor) -> Tensor:
+def _normalised(advantages: Tensor, valid: Tensor | None) -> Tensor:
     """Returns advantages [T+1, B] with mean 0 and deviation 1 over the valid steps [T, B]."""
-    seen = advantages[1:][valid]
+    seen = _chosen(advantages[1:], valid)
     if not len(seen):
         return advantages
     return (advantages - seen.mean()) / (seen.std(correction=0) + 1e-8)
 
 
-def _valid(rollout: Rollout) -> Tensor:
-    """Returns which steps [T, B] to train on, bool."""
-    mask = rollout.mask
-    return torch.ones_like(rollout.done[1:], dtype=torch.bool) if mask is None else mask
+def _chosen(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Returns the values [T, B] where the mask is true, in one dimension; None: all."""
+    return values.flatten() if mask is None else values[mask]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from torchbeast.core import losses, returns
 from torchbeast.core.actors.contract import ModelInputs, ModelOutput
-from torchbeast.core.actors.off_policy import QNetwork
+from torchbeast.core.actors.off_policy import QNetwork, discrete
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import PQNConfig
 from torchbeast.core.algos.off_policy import EpsilonGreedy
@@ -76,8 +76,7 @@ class PQN(EpsilonGreedy[Rollout]):
         """Returns value_loss, and as metrics the mean value and the mean absolute error."""
         q_values, _ = policies_and_values(self._model, minibatch)
         actions = map_leaves(lambda leaf: leaf[1:], minibatch.action)
-        index = self.actor.distribution.features(actions).bool()
-        values = q_values[index].view(q_values.shape[:-1])
+        values = discrete(self.actor).chosen(q_values, actions)
         errors = minibatch.extras["value_targets"][1:].float() - values
         mask = minibatch.mask
         metrics: dict[str, Tensor | Mean] = {

@@ -22,7 +22,7 @@ from torch import Tensor
 from torchbeast.core import losses, returns
 from torchbeast.core.actors.contract import ModelInputs, ModelOutput
 from torchbeast.core.actors.networks import pair_of
-from torchbeast.core.actors.off_policy import CORE_STATE, RecurrentQNetwork
+from torchbeast.core.actors.off_policy import CORE_STATE, RecurrentQNetwork, discrete
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import R2D2Config
 from torchbeast.core.algos.off_policy import WithTarget
@@ -87,8 +87,7 @@ class R2D2(WithTarget[Rollout]):
         q_values, values, final_values, _ = unroll(self._double_q, begun, self.config.burn_in)
         targets = self._targets(minibatch, values, final_values)
         actions = map_leaves(lambda leaf: leaf[1:], minibatch.action)
-        index = self.actor.distribution.features(actions).bool()
-        chosen = q_values[:-1].float()[index].view(targets.shape)
+        chosen = discrete(self.actor).chosen(q_values[:-1].float(), actions)
         mask, weights = minibatch.mask, minibatch.weights
         errors = masked(targets - chosen, mask)
         weighted = errors if weights is None else errors * weights[1:].sqrt()

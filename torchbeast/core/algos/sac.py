@@ -159,7 +159,3 @@ class SAC(ActorAndCritics):
         if mask is None:
             return 0.98 * math.log(distribution.num_params)
         return 0.98 * mask.num_allowed(observation).log().mean()
-
-    def after_step(self) -> None:
-        """Lets the target critics follow the critics."""
-        self.target.follow(self.critics)

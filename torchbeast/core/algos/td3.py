@@ -81,5 +81,5 @@ class TD3(ActorAndCritics):
 
     def after_step(self) -> None:
         """Lets the targets follow, when it is time."""
-        self.target.follow(self.critics)
+        super().after_step()
         self.target_actor.follow(self.actor)

@@ -69,8 +69,9 @@ def unroll(model: Model, rollout: Rollout, burn_in: int = 0) -> Unrolled:
         state = output.core_state
         here = ((start < rows) & (rows <= end)).nonzero().flatten() if len(rows) else rows
         if len(here):
-            finals = _final_values(model, rollout, here, state)
-            final_values[rows[here] - 1, columns[here]] = finals
+            where = rows[here], columns[here]
+            finals = _final_values(model, rollout, here, *where, state)
+            final_values[where[0] - 1, where[1]] = finals
         if end == rollout.unroll_length and rollout.feeds_back:
             final_state = map_leaves(Tensor.detach, state)
     logits = torch.cat([output.policy_logits for output in outputs])
@@ -133,12 +134,18 @@ def inputs_of_rows(rollout: Rollout, start: int, end: int) -> ModelInputs:
 
 
 @torch.no_grad()
-def _final_values(model: Model, rollout: Rollout, which: Tensor, state: Nest[Tensor]) -> Tensor:
-    """Returns values [K'] of the final observations `which` [K'].
+def _final_values(
+    model: Model,
+    rollout: Rollout,
+    which: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    state: Nest[Tensor],
+) -> Tensor:
+    """Returns values [K'] of the final observations `which` [K'], in these rows and columns [K'].
 
     state: of all columns, before the reset.
     """
-    rows, columns = (index[which] for index in rollout.truncations())
     inputs = ModelInputs(
         observation=map_leaves(lambda leaf: leaf[which].unsqueeze(0), rollout.final_observation),
         reward=rollout.reward[rows, columns].unsqueeze(0),

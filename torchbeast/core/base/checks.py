@@ -36,7 +36,7 @@ def setting(default: Any, *traits: Trait, bounds: tuple[Any, ...] = ()) -> Any:
     Args:
         default: The default, or a function that makes it.
         *traits: The traits.
-        bounds: What Settings checks: one of the functions below, and its limits, as in
+        bounds: What Settings checks: a function such as those below, and its limits, as in
             `(between, 0, 1)`. A field that a subclass declares again keeps them.
     """
     metadata = {"traits": traits, "bounds": bounds}

@@ -57,8 +57,9 @@ class FrameStacker:
 
         def pushed(stack: np.ndarray, frames: np.ndarray) -> np.ndarray:
             stacks = self._shifted(stack, frames)
-            begins = done.reshape(-1, *[1] * (stacks.ndim - 1))
-            return np.where(begins, self._repeated(frames), stacks) if done.any() else stacks
+            if done.any() and stacks is not frames:  # the caller's; a stack of one repeats nothing
+                stacks[done] = self._repeated(frames[done])
+            return stacks
 
         self._stack = map_leaves2(pushed, self._stack, observation)
         return self._stack

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -162,19 +163,21 @@ class Box:
     @property
     def nvec(self) -> tuple[int, ...]:
         """The number of choices of each entry, in C order; only of integers."""
-        low, high = self._bounds()
-        return tuple(int(number) for number in high - low + 1)
+        low, high = self.bounds
+        return tuple(int(number) for number in (high - low + 1).flat)
 
     @property
     def start(self) -> tuple[int, ...]:
         """The smallest choice of each entry, likewise."""
-        return tuple(int(number) for number in self._bounds()[0])
+        return tuple(int(number) for number in self.bounds[0].flat)
 
-    def _bounds(self) -> np.ndarray:
-        return np.array([self.low, self.high])
+    @cached_property
+    def bounds(self) -> np.ndarray:
+        """The lower and the upper bounds, float64 [2, *shape]."""
+        return np.reshape([self.low, self.high], (2, *self.shape))
 
     def _check_choices(self) -> None:
-        low, high = self._bounds()
+        low, high = self.bounds.reshape(2, -1)
         wrong = ~((low <= high) & (high - low < _MOST_CHOICES))
         if wrong.any():
             entry = int(wrong.argmax())

@@ -303,8 +303,7 @@ def _in_bounds(space: Any, leaf: Any, num_envs: int) -> np.ndarray:
         raise ValueError(f"expected actions for {num_envs} environments, got {rows.shape}")
     if not isinstance(space, Box):
         return rows
-    low, high = (np.reshape(bound, space.shape) for bound in (space.low, space.high))
-    return np.clip(rows, low, high).astype(space.dtype)
+    return np.clip(rows, *space.bounds).astype(space.dtype)
 
 
 _LARGEST_REWARD = float(np.finfo(np.float32).max)

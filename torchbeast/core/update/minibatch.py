@@ -113,7 +113,8 @@ class Slices:
         if len(slices) == 1:
             return learnt[0]
         metrics, feedback = zip(*(learnt[number] for number in range(len(slices))), strict=True)
-        sums = {n: torch.stack([of_slice[n] for of_slice in metrics]).sum() for n in metrics[0]}
+        names = dict.fromkeys(name for of_slice in metrics for name in of_slice)
+        sums = {n: torch.stack([found[n] for found in metrics if n in found]).sum() for n in names}
         return sums, joined_feedback(feedback, batch.batch_size)
 
 

@@ -192,7 +192,8 @@ class OptimiserStep(Generic[BatchT]):
         """
         with self.restored_on_error():
             if self._ranks is None:
-                self.algo.observe(batch)
+                with torch.no_grad():
+                    self.algo.observe(batch)
                 minibatches, of_batch = self._begin(batch)
             else:
                 self.statistics.join(batch, self._ranks)
@@ -312,8 +313,9 @@ class OptimiserStep(Generic[BatchT]):
         """Computes the gradients of a minibatch; returns what else was found in it."""
         for minimiser in self._minimisers:
             minimiser.optimiser.zero_grad()
-        sums, feedback = self._slices.backward(minibatch, self._learning_from(minibatch))
-        return MinibatchReport(sums, minibatch.num_steps, env_steps, number, feedback)
+        num_steps = minibatch.num_steps  # with a mask, this waits for the device
+        sums, feedback = self._slices.backward(minibatch, self._learning_from(num_steps))
+        return MinibatchReport(sums, num_steps, env_steps, number, feedback)
 
     def _found_together(self, minibatch: BatchT, number: int, env_steps: int) -> MinibatchReport:
         """Computes the gradients of all ranks' minibatches; returns what they found together."""
@@ -336,16 +338,17 @@ class OptimiserStep(Generic[BatchT]):
         self.counters.learnt_steps += report.steps
         return metrics
 
-    def _learning_from(self, minibatch: BatchT) -> Learn:
-        """Returns a function that adds the gradients of one slice of the minibatch."""
-        num_steps = max(1, minibatch.num_steps)  # a mask may leave none
+    def _learning_from(self, num_steps: int) -> Learn:
+        """Returns a function that adds the gradients of one slice of a minibatch of so many
+        steps.
+        """
 
         def learn(columns: BatchT) -> tuple[dict[str, Tensor], Feedback]:
             losses = self.algo.losses(columns)
             check_scalars(self.algo, losses)
             terms, metrics, feedback = losses
-            share = columns.num_steps / num_steps
-            if not minibatch.num_steps:
+            share = columns.num_steps / max(1, num_steps)  # a mask may leave none
+            if not num_steps:
                 metrics = {}
             if self.algo.reduction == "mean":
                 terms = {name: share * term for name, term in terms.items()}

@@ -208,7 +208,7 @@ class Statistics:
         learners would join them.
         """
         before = [norm.moments() for norm in self._norms]
-        with keeping_buffers(self._algo, "observe", self._norms):
+        with torch.no_grad(), keeping_buffers(self._algo, "observe", self._norms):
             self._algo.observe(batch)
         return [norm.moments().without(was) for norm, was in zip(self._norms, before, strict=True)]
 
