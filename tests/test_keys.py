@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 from keys_of_tests import valid_from
 
 from torchbeast.keys import main, new_authority
@@ -152,6 +153,19 @@ def test_a_broken_authority_is_not_replaced(
     assert main(["--hosts", "a", "--folder", str(tmp_path)]) == 2
     assert "cannot be reused as an authority" in capsys.readouterr().err
     assert (tmp_path / "ca.pem").read_text() == "broken"
+
+
+def test_an_authority_whose_key_has_a_password_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ["--hosts", "a", "--folder", str(tmp_path)]
+    assert main(folder) == 0
+    path = tmp_path / "ca-key.pem"
+    key = serialization.load_pem_private_key(path.read_bytes(), None)
+    form = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"abc")
+    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, *form))
+    assert main(folder) == 2
+    assert "cannot be reused as an authority" in capsys.readouterr().err
 
 
 def test_without_cryptography_the_extra_is_named(

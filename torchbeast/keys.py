@@ -101,7 +101,7 @@ def _authority(folder: Path) -> Pair:
         if not isinstance(private, ec.EllipticCurvePrivateKey):
             raise ValueError("expected a key on an elliptic curve")
         authority = Pair(x509.load_pem_x509_certificate(certificate), private)
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:  # TypeError: the key has a password
         raise UsageError(
             f"{paths[0]} and {paths[1]} cannot be reused as an authority ({error}): use another "
             "--folder"

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,13 @@ def test_a_game_plays_as_through_minatars_own_interface(game: str) -> None:
 def test_a_wrong_name_is_refused_in_one_sentence(env_id: str, sentence: str) -> None:
     with pytest.raises(envs.EnvError, match=sentence):
         envs.make(env_id, 1)
+
+
+def test_loading_a_game_leaves_the_users_logging_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("minatar")
+    monkeypatch.setattr(logging.root.manager, "disable", logging.INFO)
+    envs.make("MinAtar/Breakout-v1", 1)
+    assert logging.root.manager.disable == logging.INFO
 
 
 def test_without_minatar_its_ids_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

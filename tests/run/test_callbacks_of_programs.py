@@ -14,6 +14,7 @@ from test_training import B, T, rollout
 
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import RunError, UsageError
+from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.learner import Callback
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.run_folder import RunConfig
@@ -21,6 +22,7 @@ from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.callbacks import ProgramLearner, RunningLearner
 from torchbeast.run.config import CallbacksConfig, TrainingConfig
 from torchbeast.run.episodes import Episodes
+from torchbeast.run.training import DONE
 
 STEPS = T * B  # of an update
 ENV = "four_numbers:FourNumbers"
@@ -94,13 +96,25 @@ def test_evaluations_of_a_resumed_run_are_at_the_multiples_too_without_a_double_
 
 
 def test_a_last_evaluation_that_a_signal_interrupts_is_made_up_for_once(
-    tmp_path: Path, chosen: list[float], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    chosen: list[float],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    reasons: list[str] = []
+    stop = Supervisor.stop
+
+    def noted(self: Supervisor, reason: str) -> None:
+        reasons.append(reason)
+        stop(self, reason)
+
     last = dict(total=2 * STEPS, eval_every=2 * STEPS, eval_episodes=1)
     with pytest.raises(RunError, match="evaluation"):  # no scores are left
         learn(tmp_path, 2, **last)
     chosen += [3.0]
+    monkeypatch.setattr(Supervisor, "stop", noted)
     learn(tmp_path, 2, **last)
+    assert reasons[0] == DONE, "hosts that dial in may end"
     assert scores(tmp_path) == [(20, 3.0)] and saved(tmp_path)["stats"]["step"] == 2 * STEPS
     assert saved(tmp_path)["callbacks"]["evaluation"] == {"best": 3.0, "step": 2 * STEPS}
     assert "already complete" not in capsys.readouterr().out

@@ -44,6 +44,7 @@ from torchbeast.run.config import (
 )
 from torchbeast.run.learner_run import LearnerRun
 from torchbeast.run.plan import Plan
+from torchbeast.run.training import DONE
 from torchbeast.run.watch import RunDisplay
 
 GOOD, BAD = 1.0, float("nan")
@@ -161,6 +162,15 @@ def test_a_run_that_is_complete_keeps_its_files_as_they_are(
     assert files(tmp_path / "run") == before
 
 
+def test_hosts_that_dial_in_to_a_complete_run_may_end(tmp_path: Path) -> None:
+    groups: dict[str, Any] = {"training": TrainingConfig(total_steps=T * B)}
+    train(tmp_path, GOOD, groups=groups)
+    flags = MonoBeastFlags(run=RunConfig(savedir=str(tmp_path), xpid="run"), **groups)
+    with session(flags.run.folder, flatten(flags)) as opened:
+        LearnerRun(plan_of(flags, lambda _: EndingSource([])), opened).train()
+        assert opened.supervisor.reason == DONE
+
+
 def test_every_part_of_a_run_is_recorded_with_what_changed_there(tmp_path: Path) -> None:
     train(tmp_path, GOOD)
     train(tmp_path, GOOD, groups={"training": TrainingConfig(total_steps=77_000)})
@@ -190,7 +200,7 @@ def test_a_resumed_run_trains_with_the_rate_that_was_typed_from_its_step_on(
     assert f"learning_rate 0.003 from step {start} on (was 0.005), linear to 0" in (
         said := capsys.readouterr().out
     )
-    assert "learning_rate 0.003 (recorded" not in said, "another number for what it was"
+    assert "learning_rate 0.003 (previously" not in said, "another number for what it was"
     rates = rates_of(tmp_path, 2, learning_rate=0.003)
     assert rates[:5] == pytest.approx([0.01, 0.009, 0.008, 0.007, 0.006])
     assert rates[5:] == pytest.approx([0.003, 0.0024, 0.0018])
@@ -287,7 +297,7 @@ def test_resuming_with_other_settings_lists_them(
 ) -> None:
     train(tmp_path, GOOD)
     train(tmp_path, GOOD)
-    assert "recorded" not in capsys.readouterr().out, "nothing was changed"
+    assert "(previously" not in capsys.readouterr().out, "nothing was changed"
     other = {
         "rollouts": RolloutConfig(batch_size=16),
         "algorithm": IMPALAConfig(optimiser=OptimiserConfig(learning_rate=0.0004)),

@@ -39,6 +39,13 @@ def test_usable_files_are_read(keys: Keys) -> None:
     assert repr(learner) == "Credentials(ca=True, certificate=False, key=False, token=False)"
 
 
+def test_comments_beside_a_certificate_may_have_any_letters(keys: Keys, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_text("# Autorité\n" + Path(keys.ca).read_text(), encoding="utf-8")
+    found = credentials_of(SecurityConfig(tls_ca=str(bundle)))
+    assert repr(found) == "Credentials(ca=True, certificate=False, key=False, token=False)"
+
+
 def locked(keys: Keys) -> bytes:
     """Returns the server's key with a password."""
     private = serialization.load_pem_private_key(Path(keys.key).read_bytes(), None)

@@ -108,9 +108,10 @@ def make(spec: EnvSpec, num_envs: int) -> MinAtarEnv:
 
 def _environment_class() -> Any:
     """Imports MinAtar's Environment without its warning about missing packages for rendering."""
-    logging.disable(logging.WARNING)
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
     try:
         from minatar import Environment
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(before)
     return Environment

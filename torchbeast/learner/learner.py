@@ -15,7 +15,6 @@ Learner is made with the same log_dir, and which the programs can plot, evaluate
 from __future__ import annotations
 
 import dataclasses
-import functools
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
@@ -297,11 +296,10 @@ class Learner(RunningLearner):
         self._ended_by, run = _CLOSED, self._run
         with ExitStack() as last:  # in reverse order; an interrupt of one leaves out no other
             last.callback(self._finalizer)
-            end_callbacks = functools.partial(self._callbacks.end, self)
             if is_saved:
-                last.callback(run.end, self._training, end_callbacks)
+                last.callback(run.end, self._training, lambda: self._callbacks.end(self))
             else:
-                last.callback(end_callbacks)
+                last.callback(self._callbacks.end, self)
             last.callback(run.session.supervisor.stop, "the learner was closed")
         return True
 

@@ -43,7 +43,7 @@ class HardwareConfig(Settings):
     compile: bool = False
     """Compile the network with torch.compile for updates. Needs a C++ compiler and a minute or more
     at startup. Measurements showed no speedup on the CPU."""
-    device: str = setting("auto", "rank")
+    device: str = setting("auto", "rank", bounds=(check_device,))
     """Device of the learner: cpu; cuda, the first GPU; cuda:1, the GPU with this number; auto, the
     first GPU, or the CPU if there is none. With several learners under torchrun, auto and cuda give
     each its own GPU."""
@@ -57,10 +57,6 @@ class HardwareConfig(Settings):
     def stays_on_cpu(self) -> bool:
         """Whether no GPU is used, even if there is one."""
         return self.disable_cuda or self.device == "cpu"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_device(device=self.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,10 +98,6 @@ class CallbacksConfig(Settings):
     callback: tuple[str, ...] = ()
     """Your own callbacks as package.module:Class: subclasses of torchbeast.learner.Callback that
     take no arguments, or functions that return a callback. A resumed run keeps them."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "callback", tuple(self.callback))
 
 
 @dataclass(frozen=True, kw_only=True)

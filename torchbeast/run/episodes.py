@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchbeast.collect.config import split_evenly
 from torchbeast.core.actors.contract import Agent, Mode
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.base.checks import counted
@@ -115,20 +116,20 @@ class Episodes(NamedTuple):
         """The mean return; with several tasks, the score of the mean returns of each."""
         if self.scores is None:
             return statistics.fmean(self.returns or [math.nan])
-        return self.scores({task: statistics.fmean(of) for task, of in self.by_task().items()})
+        return self.scores(self._by_task())
 
     def task_means(self) -> dict[str, float]:
         """Returns the mean return of each task that was played, by name; {} with one task."""
-        names = [] if self.scores is None else self.scores.names
-        means = {task: statistics.fmean(returns) for task, returns in self.by_task().items()}
-        return {name: means[task] for task, name in enumerate(names) if task in means}
+        if self.scores is None:
+            return {}
+        return {self.scores.names[task]: mean for task, mean in sorted(self._by_task().items())}
 
-    def by_task(self) -> dict[int, list[float]]:
-        """Returns the returns of each task that was played, by its number."""
+    def _by_task(self) -> dict[int, float]:
+        """Returns the mean return of each task that was played, by its number."""
         returns: dict[int, list[float]] = {}
         for task, value in zip(self.tasks, self.returns, strict=False):
             returns.setdefault(task, []).append(value)
-        return returns
+        return {task: statistics.fmean(of_task) for task, of_task in returns.items()}
 
     def __repr__(self) -> str:
         mean, length = self.mean, statistics.fmean(self.lengths or [math.nan])
@@ -316,5 +317,5 @@ def _shares(tasks: np.ndarray, num_episodes: int) -> np.ndarray:
     shares = np.zeros(len(tasks), int)
     for task in np.unique(tasks):
         (players,) = np.nonzero(tasks == task)
-        shares[players] = [len(part) for part in np.array_split(range(num_episodes), len(players))]
+        shares[players] = split_evenly(num_episodes, len(players))
     return shares

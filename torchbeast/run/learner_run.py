@@ -124,6 +124,7 @@ class LearnerRun:
                 f"Run {run.xpid} is already complete ({step:,}/{self._total_steps:,} steps). "
                 "Increase --total_steps to continue."
             )
+            self.session.supervisor.stop(DONE)  # so that hosts that dial in may end
             return
         with closing(ProgramLearner(self._env_process, self._total_steps, callbacks)) as learner:
             self.begin()
@@ -226,13 +227,14 @@ class LearnerRun:
         return seed if self._replica is None else self._replica.seed(seed)
 
     def _learn(self, training: Training, learner: ProgramLearner) -> None:
+        supervisor = self.session.supervisor
         with PrometheusEndpoint().served(self.plan.metrics) as endpoint:
             learner.begin(self.earlier, training)
             if self.progress.step >= self._total_steps:  # only the last evaluation was left
                 learner.end()
                 training.save()
+                supervisor.stop(DONE)  # so that hosts that dial in may end
                 return
-            supervisor = self.session.supervisor
             self.start(training)
             training.start(self.made.compute.learner_threads, learner.step)
             try:
@@ -266,7 +268,9 @@ class LearnerRun:
         loggers = () if step >= self._total_steps else plan.loggers  # none if it is complete
         with self._source() as source, closing(Logs(loggers, run)) as log:
             if self._replica is not None:
-                source = self._replica.joint(source, made.optimiser_step)
+                from torchbeast.run.replicas import RankedLearner
+
+                source = RankedLearner(source, self._replica, made.optimiser_step)
             if plan.gradients is not None or self._replica is not None:
                 joint: Any = source  # a JointLearner, which updates too
                 made = replace(made, optimiser_step=joint)

@@ -215,12 +215,6 @@ class Replica:
         """Returns this rank's variant of a seed; rank 0 uses the seed itself."""
         return root if self.leads else seed_of(root, "rank", self.rank)
 
-    def joint(self, source: Source, step: OptimiserStep[Any]) -> RankedLearner:
-        """Returns a source that yields this rank's batches when all ranks have one, and that also
-        updates.
-        """
-        return RankedLearner(source, self, step)
-
     def meet(self, number: int, has_ended: Callable[[], bool]) -> None:
         """Waits until rank 0 has called its callbacks and written its files before this batch. They
         may take longer than SILENT_S, for example an evaluation, or a checkpoint on a slow disk.

@@ -62,7 +62,8 @@ def _authorities(files: SecurityConfig) -> str:
     text = "" if path is None else _text(path, flag)
     try:
         if path is not None:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
+            ascii_text = text.encode("ascii", "replace").decode()  # comments may have other letters
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=ascii_text)
     except (ssl.SSLError, ValueError):
         raise UsageError(f"--{flag} {path} has no certificate in PEM: {_KEYS}") from None
     return text
