@@ -134,11 +134,13 @@ def programs() -> dict[str, type]:
     sys.path.insert(0, str(ROOT / "benchmarks"))
     from bench.flags import BenchFlags
 
+    from torchbeast.sweep.config import SweepConfig
+
     sources = (ROOT / "torchbeast").glob("*.py")
     names = [path.stem for path in sources if '__name__ == "__main__"' in path.read_text("utf-8")]
-    found: dict[str, type] = {"bench": BenchFlags}  # which its program imports late
-    for name in {*names, "sweep"} - {*found, "__main__"}:  # which only calls the others
-        module = importlib.import_module(f"torchbeast.{name}{'.__main__' * (name == 'sweep')}")
+    found: dict[str, type] = {"bench": BenchFlags, "sweep": SweepConfig}
+    for name in {*names} - {*found, "__main__"}:  # which only calls the others
+        module = importlib.import_module(f"torchbeast.{name}")
         flags = name.replace("_", "") + "flags"  # of polybeast_env PolyBeastEnvFlags
         (found[name],) = (kind for each, kind in vars(module).items() if each.lower() == flags)
     return dict(sorted(found.items()))

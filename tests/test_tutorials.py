@@ -33,7 +33,7 @@ from torchbeast.errors import UsageError
 from torchbeast.keys import KeysFlags
 from torchbeast.plot import PlotFlags
 from torchbeast.status import StatusFlags
-from torchbeast.sweep.config import SweepFlags
+from torchbeast.sweep.config import SweepConfig
 
 ROOT = Path(__file__).parents[1]
 HOW_TO = ROOT / "docs" / "how-to"
@@ -58,7 +58,7 @@ PROGRAMS = {
     "polybeast_learner": flags.PolyBeastLearnerFlags,
     "raybeast": RayBeastFlags,
     "status": StatusFlags,
-    "sweep": SweepFlags,
+    "sweep": SweepConfig,
 }
 
 

@@ -10,7 +10,6 @@ setting differ only in their seed. See docs/how-to/suite.md.
 
 from __future__ import annotations
 
-import dataclasses
 import glob
 import json
 import math
@@ -26,7 +25,7 @@ import tyro
 from rich.text import Text
 
 from torchbeast import plot
-from torchbeast.cli.command_line import parse
+from torchbeast.cli.command_line import flag_names, parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.core.base.checks import counted, names_with
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, expanded, refusing_paths
@@ -142,8 +141,8 @@ def read(pattern: str, name: str = "") -> Runs:
     in a setting.
     """
     differing = names_with("task", MonoBeastFlags) | {"folder"}  # between tasks
-    for config in (DisplayConfig, HardwareConfig):  # as a sweep that continues may
-        differing |= {field.name for field in dataclasses.fields(config)}
+    may_change = (DisplayConfig, HardwareConfig)  # as a sweep that continues may
+    differing |= {name for config in may_change for name in flag_names(config)}
     folders = _folders(pattern)
     if not folders:
         raise UsageError(f"no run found in {pattern}: use the folder of a run or of several runs")
@@ -366,8 +365,8 @@ def draw_curve(axes: Any, curves: Sequence[plot.Points], label: str, colour: str
     """Draws the interquartile mean of curves with its intervals into axes of matplotlib."""
     steps, returns = plot.on_one_grid(curves)
     scores = [returns.T]  # [P, N]
-    chosen = np.random.default_rng(0).integers(len(returns), size=(_RESAMPLES, len(returns)))
-    drawn = estimates.iqm([returns.T[:, chosen].swapaxes(0, 1)])  # [resamples, P]
+    (chosen,) = estimates.resampled([returns], np.random.default_rng(0), _RESAMPLES)
+    drawn = estimates.iqm([chosen.swapaxes(1, 2)])  # [resamples, P]
     axes.plot(steps, estimates.iqm(scores), color=colour, label=label)
     axes.fill_between(
         steps, *estimates.interval(drawn, scores), color=colour, alpha=0.25, linewidth=0

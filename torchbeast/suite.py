@@ -103,10 +103,10 @@ def _of_family(family: str, envs: tuple[str, ...] = ()) -> Suite:
     """
     named: dict[str, dict[str, str]] = {}  # of an algorithm, by environment
     for name, preset in PRESETS.items():
-        env, algo = preset.task
-        is_named_so = preset.family == family and name.endswith(f"-{algo}")
-        if is_named_so and preset.seeds and (not envs or env in envs):
-            named.setdefault(algo, {})[env] = name
+        if preset.family == family and preset.seeds:
+            env, algo = preset.task
+            if name.endswith(f"-{algo}") and (not envs or env in envs):
+                named.setdefault(algo, {})[env] = name
     presets = {
         algo: tuple(names.values())[: None if len(names) == len(envs or names) else 1]
         for algo, names in named.items()
@@ -118,7 +118,7 @@ _MINATAR = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
 _ATARI_5 = ("BattleZone", "DoubleDunk", "NameThisGame", "Phoenix", "Qbert")
 
 SUITES = {
-    **{preset.family: _of_family(preset.family) for preset in PRESETS.values()},
+    **{name: _of_family(name) for name in dict.fromkeys(p.family for p in PRESETS.values())},
     "minatar": _of_family("minatar", tuple(f"MinAtar/{game}-v1" for game in _MINATAR)),
     "mujoco-3": _of_family("mujoco", ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")),
     # Scores on these games predict the scores on all 57 (Aitchison et al. 2022).

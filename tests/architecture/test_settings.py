@@ -23,7 +23,7 @@ from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.ray_flags import RayBeastFlags
 from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.algos.registry import ALGOS, DEFAULT
-from torchbeast.sweep.config import SweepFlags
+from torchbeast.sweep.config import SweepConfig
 
 PACKAGE = Path(__file__).parents[2] / "torchbeast"
 # What processes send each other, where JSON may lack fields; what a gradient worker is made of;
@@ -49,16 +49,16 @@ PROGRAMS = [
     PolyBeastEnvFlags,
     RayBeastFlags,
     BenchFlags,
-    SweepFlags,
+    SweepConfig,
     *(with_algorithm(MonoBeastFlags, name) for name in ALGOS if name != DEFAULT),
 ]
 
 
 def groups(value: Any) -> Iterator[Any]:
-    """Returns every Config of a program's flags, including nested ones."""
+    """Returns a program's flags and every Config in them, including nested ones."""
+    yield value
     for field in dataclasses.fields(value):
         if dataclasses.is_dataclass(group := getattr(value, field.name)):
-            yield group
             yield from groups(group)
 
 

@@ -11,7 +11,7 @@ from torchbeast.cli.command_line import flag_names, parse, parse_known
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import UsageError
 from torchbeast.sweep.agents import FLAGS, AgentRun, SweepPlan, agents_of, name_of
-from torchbeast.sweep.config import SweepConfig, SweepFlags
+from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.search import values_of
 
 FOLDER = Path("/runs/mine")
@@ -142,13 +142,13 @@ def test_what_cannot_share_a_replay_is_a_sentence(
 
 def test_flags_of_the_sweep_are_taken_and_all_others_passed_on() -> None:
     words = ["--env", "Catch", "--set", "a=1", "b=2", "--use_lstm", "--parallel", "3", "--x=-1"]
-    flags, rest = parse_known(SweepFlags, "sweep", words)
-    assert flags.sweep.set == ("a=1", "b=2") and flags.sweep.parallel == 3
+    config, rest = parse_known(SweepConfig, "sweep", words)
+    assert config.set == ("a=1", "b=2") and config.parallel == 3
     assert rest == ["--env", "Catch", "--use_lstm", "--x=-1"]
 
 
 @pytest.mark.parametrize("program", FLAGS)
 def test_no_flag_of_the_sweep_hides_one_of_a_program(program: str) -> None:
     """All but --savedir and --address, which the sweep passes on."""
-    both = set(flag_names(SweepFlags)) & set(flag_names(FLAGS[program]))
+    both = set(flag_names(SweepConfig)) & set(flag_names(FLAGS[program]))
     assert both == {"savedir", "address"} & set(flag_names(FLAGS[program]))

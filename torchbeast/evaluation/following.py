@@ -95,7 +95,8 @@ def follow(
     show_output()
     with lossy_output(), supervisor.signals(), ExitStack() as ending:
         with suppress(KeyboardInterrupt):
-            RunFollower(folder, config, asked, seed, supervisor, ending, check).run()
+            watch = RunWatch(folder)
+            RunFollower(folder, config, asked, seed, supervisor, ending, watch, check).run()
         if supervisor.ended:
             say(f"Stopped by {supervisor.reason}.")
     return EXIT_DONE
@@ -114,12 +115,11 @@ class RunFollower:
     seed: int
     supervisor: Supervisor
     ending: ExitStack
+    watch: RunWatch
     check: Check = lambda saved, path: None
-    watch: RunWatch | None = None
 
     def __post_init__(self) -> None:
         self._path = self.folder / CHECKPOINT
-        self._watch = self.watch or RunWatch(self.folder)
         self._player: EpisodePlayer  # made for the first checkpoint, and used for all
         self._scores: Scores | None = None
         self._tried: float | None = None  # time of the newest file that was read
@@ -200,7 +200,7 @@ class RunFollower:
 
         A run that is still running has not ended, because it may have been resumed with more steps.
         """
-        return self._watch.has_stopped or (self._is_complete and not self._watch.is_running)
+        return self.watch.has_stopped or (self._is_complete and not self.watch.is_running)
 
     @property
     def _is_complete(self) -> bool:

@@ -8,7 +8,6 @@ the files, and the next commands.
 from __future__ import annotations
 
 import collections
-import functools
 import logging
 import math
 import shlex
@@ -34,9 +33,6 @@ from torchbeast.collect.contract import LostStream, since
 from torchbeast.core.base.checks import command, interpreter, typed
 from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, alive, percent
 
-# The means cover 100 episodes, unless `keep_last` changes it.
-_none_yet = functools.partial(collections.deque[Any], maxlen=100)
-
 
 @dataclass
 class Progress:
@@ -48,8 +44,8 @@ class Progress:
 
     step: int = 0
     episodes: int = 0
-    returns: collections.deque[float] = field(default_factory=_none_yet)
-    lengths: collections.deque[int] = field(default_factory=_none_yet)
+    returns: collections.deque[float] = field(default_factory=collections.deque)
+    lengths: collections.deque[int] = field(default_factory=collections.deque)
     by_task: dict[str, collections.deque[float]] = field(default_factory=dict)
     score: Callable[[Mapping[int, float]], float] = lambda returns: mean(returns.values())
 

@@ -36,8 +36,7 @@ class LogFiles:
         dropped.
         """
         self._fields_path = folder / "fields.csv"
-        if self._fields_path.exists():  # its last line may be cut off
-            os.truncate(self._fields_path, self._fields_path.read_bytes().rfind(b"\n") + 1)
+        drop_after(self._fields_path, math.inf, ())  # its last line may be cut off
         self._fields = read_fields(folder)
         last_tick, last_time = drop_after(folder / "logs.csv", step, self._fields)
         self._tick, self._time = last_tick + 1, WallTime(at_least=last_time)

@@ -67,11 +67,11 @@ def new_name(prefix: str) -> str:
     return f"{prefix}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
 
 
-def check_name_of_folder(**values: str) -> None:
-    """Raises ValueError unless a setting is a name that the folder of a run may have."""
+def check_name_of_folder(**values: str | None) -> None:
+    """Raises ValueError unless a setting is a name that the folder of a run may have, or None."""
     for name, value in values.items():
         require(
-            value not in ("", ".", "..", "latest") and "/" not in value,
+            value is None or (value not in ("", ".", "..", "latest") and "/" not in value),
             f"{name} must be a plain name of a folder other than 'latest', got {value!r}",
         )
 
@@ -80,7 +80,7 @@ def check_name_of_folder(**values: str) -> None:
 class RunConfig(Settings):
     """The run's name, folder and seed."""
 
-    xpid: str = setting(lambda: new_name("torchbeast"), "command")
+    xpid: str = setting(lambda: new_name("torchbeast"), "command", bounds=(check_name_of_folder,))
     """Name of the run. If a run with this name exists, it is resumed with its recorded settings;
     flags on the command line override them. zoo:PRESET is a trained agent, for --mode test.
     Default: a timestamp and a random number."""
@@ -96,10 +96,6 @@ class RunConfig(Settings):
     """Whether a run that you resume with a different learning rate, or another setting that has a
     schedule, starts the schedule at the current step. If not, the schedule is computed as if the
     run had started with the new value."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_name_of_folder(xpid=self.xpid)
 
     @property
     def folder(self) -> Path:

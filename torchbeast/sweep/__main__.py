@@ -23,7 +23,7 @@ from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, UsageError, exit_code_of,
 from torchbeast.reporting.run_folder import Session, session
 from torchbeast.servers.addresses import runtime_folder
 from torchbeast.sweep.agents import SweepPlan, agents_of, sweep_plan
-from torchbeast.sweep.config import SweepConfig, SweepFlags
+from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.on_ray import on_ray
 from torchbeast.sweep.pbt import Population
 from torchbeast.sweep.runner import Asha, Runner, runner_here
@@ -63,8 +63,7 @@ def sweep(
     program: the name of the program that the user called. report: called at the end with the agents
     and the sweep's folder.
     """
-    flags, words = parse_known(SweepFlags, PROGRAM, argv)
-    config = flags.sweep
+    config, words = parse_known(SweepConfig, PROGRAM, argv)
     folder = config.folder()
     if config.address and config.on == "local":  # for agents of raybeast
         words.append(f"--address={config.address}")

@@ -7,7 +7,6 @@ The sweep records in its folder what it compares, so that its name suffices to c
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from torchbeast.cli.ray_flags import RayBeastFlags
 from torchbeast.core.base.checks import names_with
 from torchbeast.errors import UsageError
 from torchbeast.reporting.loggers import DisplayConfig
+from torchbeast.reporting.run_folder import read_meta
 from torchbeast.run.config import CheckpointConfig, HardwareConfig
 from torchbeast.sweep.config import ProgramName, SchedulerName, SweepConfig
 from torchbeast.sweep.search import SEED, Values, settings_of_agents, values_of
@@ -247,12 +247,12 @@ def _recorded(folder: Path) -> SweepPlan | None:
     if not folder.exists() or not any(folder.iterdir()):
         return None
     try:
-        args = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["args"]
+        args = read_meta(folder)["args"]
         of_sweep = {name: args[name] for name in _RECORDED}
         scheduler: SchedulerName = "none" if args["rounds"] is None else "pbt"
         of_sweep |= {"set": tuple(args["set"]), "scheduler": scheduler}
         return SweepPlan(config=SweepConfig(**of_sweep), words=args["words"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         raise UsageError(
             f"{folder} is not the folder of a sweep: use another --name, or another --savedir"
         ) from None

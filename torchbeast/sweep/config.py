@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from torchbeast.core.base.checks import Settings, above, at_least, require, setting
 from torchbeast.errors import expanded, refusing_paths
-from torchbeast.reporting.run_folder import check_name_of_folder, new_name
+from torchbeast.reporting.run_folder import RunConfig, check_name_of_folder, new_name
 from torchbeast.sweep.search import Search
 
 SchedulerName = Literal["none", "asha", "pbt"]
@@ -18,8 +18,11 @@ ProgramName = Literal["monobeast", "polybeast", "raybeast"]
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig(Settings):
-    """The agents of a sweep, and how they run. All other flags go to the program that trains the
-    agents, whose --help lists them."""
+    """Trains agents with every combination of some settings, and ranks them.
+
+    Every flag that is not listed below is passed to the program that trains the agents:
+    python -m torchbeast.monobeast --help lists them.
+    """
 
     set: tuple[str, ...] = ()
     """Flags to vary, each with its values, such as learning_rate=0.0003,0.0006 use_lstm=true,false.
@@ -33,11 +36,11 @@ class SweepConfig(Settings):
     """Sampling of --trials: sobol spreads the settings evenly, random draws them independently."""
     program: ProgramName | None = None
     """Program that trains the agents. Default: monobeast."""
-    name: str | None = None
+    name: str | None = setting(None, bounds=(check_name_of_folder,))
     """Name of the sweep. The name of an earlier sweep continues it with its recorded settings:
     unfinished agents resume, finished ones stay as they are. Default: a timestamp and a random
     number."""
-    savedir: str = "~/logs/torchbeast"
+    savedir: str = RunConfig.savedir
     """Parent folder: the sweep's files are in {savedir}/{name}, which has a folder per agent."""
     parallel: int | None = setting(None, bounds=(at_least, 1))
     """Number of agents that train at the same time and share the cores. Default: one per core; all
@@ -80,21 +83,8 @@ class SweepConfig(Settings):
             "a sweep must run inside the cluster: start it on one of its nodes with --address "
             f"auto, or submit it as a job, instead of joining {self.address}",
         )
-        if self.name is not None:
-            check_name_of_folder(name=self.name)
 
     def folder(self) -> Path:
         """Returns the sweep's folder, {savedir}/{name}; without a name, a new one at each call."""
         with refusing_paths("use another --savedir"):
             return expanded(self.savedir).absolute() / (self.name or new_name("sweep"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepFlags:
-    """Trains agents with every combination of some settings, and ranks them.
-
-    Every flag that is not listed below is passed to the program that trains the agents:
-    python -m torchbeast.monobeast --help lists them.
-    """
-
-    sweep: SweepConfig = field(default_factory=SweepConfig)

@@ -96,9 +96,8 @@ class Population:
         self._folder = agents[0].folder.parent
         self._agents = [_as_member(agent, number) for number, agent in enumerate(agents)]
         root = secrets.randbits(31) if agents[0].seed is None else agents[0].seed
-        seeds = [seed_of(root, "member", number) for number in range(len(agents))]
         self._turns = _read(self._folder / CSV) or [
-            Turn(1, number, number, agent.settings, seeds[number])
+            Turn(1, number, number, agent.settings, seed_of(root, "member", number))
             for number, agent in enumerate(agents)
         ]
 
@@ -241,9 +240,8 @@ def _read(path: Path) -> list[Turn]:
     ]
 
 
-def _ancestors(turns: Sequence[Turn]) -> list[Turn]:
+def _ancestors(turns: Sequence[Turn], by_round: Mapping[tuple[int, int], Turn]) -> list[Turn]:
     """Returns the best member of the last round, and its ancestors."""
-    by_round = {(turn.round, turn.member): turn for turn in turns}
     last = [turn for turn in turns if turn.round == turns[-1].round]
     line = [max(last, key=_score)]
     while parent := by_round.get((line[-1].round - 1, line[-1].parent)):
@@ -254,7 +252,7 @@ def _ancestors(turns: Sequence[Turn]) -> list[Turn]:
 def _draw(turns: Sequence[Turn], values: Values, output: Path) -> None:
     """Draws returns and settings of all members by steps, and highlights the best one's past."""
     by_round = {(turn.round, turn.member): turn for turn in turns}
-    best = _ancestors(turns)
+    best = _ancestors(turns, by_round)
     with plot.figure_for([output], (8, 2.4 * (1 + len(values)))) as figure:
         panels = figure.subplots(1 + len(values), sharex=True, squeeze=False)[:, 0]
         for axes, name in zip(panels, ["mean return", *values], strict=True):

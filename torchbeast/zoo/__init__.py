@@ -60,7 +60,8 @@ class Preset(NamedTuple):
     @property
     def task(self) -> tuple[str, str]:
         """The environment and the algorithm."""
-        return self.flags["env"], self.flags.get("algo", "impala")
+        flags = self.flags
+        return flags["env"], flags.get("algo", "impala")
 
 
 def _value(words: Sequence[str]) -> Any:
@@ -127,8 +128,7 @@ class Record(NamedTuple):
 @functools.cache
 def records() -> Mapping[str, Record]:
     """Returns the scores that presets have reached, by the name of the preset."""
-    path = _FOLDER / "records.json"
-    read = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    read = json.loads((_FOLDER / "records.json").read_text(encoding="utf-8"))
     return {name: Record(**entry) for name, entry in read.items()}
 
 
