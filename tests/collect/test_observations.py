@@ -23,8 +23,8 @@ from torchbeast.core.storages.rollout import Rollout
 
 E = 4
 Observe = Callable[[int], Any]
-# "every_kind" has the other dtypes.
-PLAYED = NESTS | {name: observe for name, observe in BARE.items() if name.startswith("int16_")}
+# "every_kind" has the other dtypes and shapes.
+PLAYED = NESTS | {name: BARE[name] for name in ("int16_", "int16_2x0x3")}
 
 
 def environments(observe: Observe, cuts: bool = True) -> SyncVecEnv:

@@ -105,9 +105,15 @@ def test_without_the_package_of_a_known_family_its_ids_say_what_to_install(
 OF_ATARI = {"sticky_actions": 0.1, "frame_skip": 4, "full_action_space": True}
 
 
-@pytest.mark.parametrize("option", OF_ATARI)
 @pytest.mark.parametrize(
-    "env_id", ["Catch", "Mock", "CartPole-v1", "MinAtar/Breakout-v1", "example_envs:vector"]
+    ("env_id", "option"),
+    [
+        *[("Catch", option) for option in OF_ATARI],
+        ("Mock", "frame_skip"),
+        ("CartPole-v1", "frame_skip"),
+        ("MinAtar/Breakout-v1", "sticky_actions"),
+        ("example_envs:vector", "full_action_space"),
+    ],
 )
 def test_options_of_atari_games_are_refused_for_others(env_id: str, option: str) -> None:
     options = envs.EnvOptions(**{option: OF_ATARI[option]})

@@ -88,10 +88,14 @@ def eight_cores(machine: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("quota", "cores"), [(50_000, 1), (200_000, 2), (250_000, 3), (10_000_000, 8), (None, 8)]
+    ("version", "group", "quota", "cores"),
+    [
+        *[(2, "job/step", *case) for case in ((50_000, 1), (200_000, 2), (10_000_000, 8))],
+        *[(version, "job", *case) for version in (1, 2) for case in ((250_000, 3), (None, 8))],
+        (2, ".", 200_000, 2),
+        (1, ".", 200_000, 2),
+    ],
 )
-@pytest.mark.parametrize("group", ["job/step", "job", "."])
-@pytest.mark.parametrize("version", [1, 2])
 def test_a_quota_of_processor_time_limits_the_cores_and_a_part_of_a_core_is_one(
     eight_cores: Path, version: int, group: str, quota: int | None, cores: int
 ) -> None:

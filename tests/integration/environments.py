@@ -78,21 +78,11 @@ class Simulated(Plain):
         self.program.wait()
 
 
-class NaNReward(Plain):
-    def reward(self):
-        return float("nan") if self.steps == 100 else 1.0
-
-
 class HugeReward(Plain):
     """Its rewards are finite, but their squares, which the loss adds up, are not."""
 
     def reward(self):
         return 1e30 if self.steps > 200 else 1.0
-
-
-class ChangesShape(Plain):
-    def observation(self):
-        return np.zeros(5 if self.steps == 100 else 4, np.float32)
 
 
 class Raises(Plain):

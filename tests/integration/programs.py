@@ -18,13 +18,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 import warm
 from later import later
 
 import torchbeast
+from torchbeast.reporting.log_files import read_logs
 
 SOON = 120.0
 BUSY_S = 15.0  # that a busy machine may add to a time that docs/how-to/operations.md states
+LEARNING = r"steps ([1-9][\d,]*) of "  # a line of the display after an update
 COPIED = ["environments.py", "one_incarnation.py"]  # into the folder where programs are started
 MARKED = "environments:Marked"
 # Ends a run of MARKED once a rollout mixes two incarnations of an environment or lacks a step.
@@ -181,6 +184,21 @@ class Workshop:
 
     def meta(self, xpid: str) -> dict:
         return json.loads((self.run_folder(xpid) / "meta.json").read_text())
+
+    def saved_step(self) -> int:
+        """Returns the step of the run's checkpoint."""
+        saved = torch.load(self.run_folder("a") / "model.tar", weights_only=True)
+        return saved["stats"]["step"]
+
+    def last_row(self) -> dict[str, float]:
+        """Returns the last row of the run's log that is complete."""
+        rows = read_logs(self.run_folder("a"))
+        return [row for row in rows if "optimiser_steps" in row][-1]
+
+    def streams(self) -> dict[str, float]:
+        """Returns how many streams are connected, and how often one was lost."""
+        row = self.last_row()
+        return {name: row[name] for name in ("live_streams", "lost_streams")}
 
     def servers(self) -> list[psutil.Process]:
         """Returns the environment-server processes of this test's programs, by address."""

@@ -31,15 +31,10 @@ SMALL = [
 
 CANNOT_BE_MADE = [
     ("NoSuchEnvironment-v0", "NoSuchEnvironment"),
-    later("PoongNoFrameskip-v4", "Poong"),
     ("no_such_module:make", "no_such_module"),
-    later("environments:NoSuchClass", "NoSuchClass"),
 ]
 FAIL_WHILE_RUNNING = [
-    later("NaNReward", ["reward", "nan"]),
-    later("ChangesShape", ["observation", "(5,)", "(4,)"]),
     ("Raises", ["KeyError: 'the joystick is gone'", "environments.py"]),
-    later("CannotBeMade", ["no ROM in the slot"]),
     later(
         "Exits",
         [
@@ -153,50 +148,26 @@ def test_a_checkpoint_of_something_else_is_refused_and_kept(workshop: Workshop) 
         workshop.assert_nothing_is_left()
 
 
-def test_a_torn_checkpoint_is_refused_with_a_message(
-    workshop: Workshop, capsys: pytest.CaptureFixture[str]
-) -> None:
-    workshop.run_folder("a").mkdir(parents=True)
-    (workshop.run_folder("a") / "model.tar").write_bytes(b"PK\x03\x04torn")
-    assert workshop.call("polybeast", "--env", "Catch", *SMALL) == 2
-    said = capsys.readouterr().err
-    assert "not a valid checkpoint" in said and "Traceback" not in said, said
-
-
-def test_a_users_own_model_is_checked_before_it_is_trained(
-    workshop: Workshop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(workshop.folder)
-    (workshop.folder / "models.py").write_text(WRONG_MODEL)
-    args = ["--env", "Catch", *SMALL, "--model", "models:Wrong"]
-    assert workshop.call("polybeast", *args) == 2
-    said = capsys.readouterr().err
-    assert "models:Wrong" in said and "policy_logits" in said and "Traceback" not in said, said
-
-
-WRONG_MODEL = """
+MODEL = """
 import torch
 from torchbeast.core.actors.contract import ActorCritic, ModelOutput
 
-class Wrong(ActorCritic):
+class Constant(ActorCritic):
     def __init__(self, observation_space, action_space, use_lstm):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
 
     def forward(self, inputs, core_state):
         rows, columns = inputs.reward.shape
-        return ModelOutput(torch.zeros(rows, columns, 99), torch.zeros(rows, columns), core_state)
+        logits = self.weight.expand(rows, columns, 3)
+        return ModelOutput(logits, self.weight.expand(rows, columns), core_state)
 """
 
 
 @pytest.mark.long
 def test_a_users_own_model_is_trained_saved_and_evaluated(workshop: Workshop) -> None:
-    (workshop.folder / "models.py").write_text(
-        WRONG_MODEL.replace("Wrong", "Right")
-        .replace("torch.zeros(rows, columns, 99)", "self.weight.expand(rows, columns, 3)")
-        .replace("torch.zeros(rows, columns)", "self.weight.expand(rows, columns)")
-    )
-    args = ["--env", "Catch", *SMALL, "--model", "models:Right"]
+    (workshop.folder / "models.py").write_text(MODEL)
+    args = ["--env", "Catch", *SMALL, "--model", "models:Constant"]
     code, said = workshop.run("polybeast", *args)
     assert code == 0, said
     saved = torch.load(workshop.run_folder("a") / "model.tar", weights_only=True)

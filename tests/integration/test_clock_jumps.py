@@ -15,9 +15,9 @@ import background
 import pytest
 from keys_of_tests import Keys
 from ports import free_ports
-from programs import MARKED, ONE_INCARNATION, SOON, Program, Workshop
+from programs import LEARNING, MARKED, ONE_INCARNATION, SOON, Program, Workshop
 from set_clock import SetClock
-from test_endings import LEARNING, catch
+from test_endings import catch
 from test_machines import of_learner, of_servers
 
 from torchbeast.reporting.log_files import read_logs
@@ -40,22 +40,16 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SetClock:
     return made
 
 
-def last_row(workshop: Workshop) -> dict[str, float]:
-    """Returns the last row of the log that is complete."""
-    rows = read_logs(workshop.run_folder("a"))
-    return [row for row in rows if "optimiser_steps" in row][-1]
-
-
 def live_and_lost(workshop: Workshop) -> tuple[float, float]:
     """Returns the number of connected streams, and how often one was lost."""
-    row = last_row(workshop)
+    row = workshop.last_row()
     return row["live_streams"], row["lost_streams"]
 
 
 def learns(workshop: Workshop, steps: int = 1) -> None:
     """Waits until so many more steps have been learnt."""
-    before = last_row(workshop)["step"]
-    wait_for(lambda: last_row(workshop)["step"] >= before + steps)
+    before = workshop.last_row()["step"]
+    wait_for(lambda: workshop.last_row()["step"] >= before + steps)
 
 
 def goes_on(workshop: Workshop) -> None:

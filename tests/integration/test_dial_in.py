@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from background import wait_for
 from keys_of_tests import TOKEN, Keys
+from ports import free_port
 from programs import BUSY_S, MARKED, ONE_INCARNATION, Program, Workshop
 
 from torchbeast import polybeast_env, polybeast_learner
@@ -23,9 +24,7 @@ def keys(tmp_path: Path) -> Keys:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    return free_port()
 
 
 def host(

@@ -8,10 +8,9 @@ import signal
 from collections.abc import Sequence
 
 import pytest
-import torch
 from background import wait_for
 from later import later
-from programs import BUSY_S, Program, Workshop, each_program
+from programs import BUSY_S, LEARNING, Program, Workshop, each_program
 
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.run_folder import run_path
@@ -46,7 +45,6 @@ class Endless(IMPALA):
         while True:
             matrix @ matrix
 """
-LEARNING = r"steps ([1-9][\d,]*) of "
 
 
 def catch(
@@ -62,11 +60,6 @@ def catch(
     return workshop.start(program, "--env", env, "--xpid", xpid, *parts, by=by)
 
 
-def saved_step(workshop: Workshop, xpid: str) -> int:
-    saved = torch.load(workshop.run_folder(xpid) / "model.tar", weights_only=True)
-    return saved["stats"]["step"]
-
-
 @each_program("polybeast", "monobeast")
 def test_a_run_leaves_its_files_and_nothing_else(
     workshop: Workshop, program: str, capsys: pytest.CaptureFixture[str]
@@ -78,7 +71,7 @@ def test_a_run_leaves_its_files_and_nothing_else(
     assert run_path(workshop.folder / "runs" / "latest") == workshop.run_folder("a").resolve()
     meta = workshop.meta("a")
     assert meta["successful"] is True and meta["args"]["env"] == "Catch"
-    assert saved_step(workshop, "a") == 2000
+    assert workshop.saved_step() == 2000
     said = capsys.readouterr().out
     for part in ("--mode test", "-m torchbeast.plot", "--xpid a", "steps/s"):
         assert part in said, said
@@ -105,13 +98,13 @@ def test_a_signal_saves_and_the_same_command_resumes(
     assert first.end(timeout=15 + BUSY_S) == 0, first.said
     assert f"Stopped by {number.name}" in first.said and "Traceback" not in first.said
     workshop.assert_nothing_is_left()
-    step = saved_step(workshop, "a")
+    step = workshop.saved_step()
     assert step > 0
 
     command = ["--env", "Catch", "--xpid", "a", PROCESSES[program], "2", *SMALL]
     assert workshop.call(program, *command, "--total_steps", str(step + 400)) == 0
     assert re.search(rf"Resuming .* at step {step:,}", capsys.readouterr().out)
-    assert saved_step(workshop, "a") == step + 400
+    assert workshop.saved_step() == step + 400
     logged = (workshop.run_folder("a") / "out.log").read_text()
     assert logged.count(f"] Stopped by {number.name}.") == logged.count("] Resuming ") == 1
     rows = list(read_logs(workshop.run_folder("a")))
@@ -148,7 +141,7 @@ def test_a_signal_to_every_process_of_a_run_stops_it_in_order(
     assert run.end(timeout=15 + BUSY_S) == 0, run.said
     assert "Stopped by SIGTERM" in run.said and "replacement" not in run.said
     assert workshop.meta("a")["successful"] is True
-    assert saved_step(workshop, "a") > 0
+    assert workshop.saved_step() > 0
     workshop.assert_nothing_is_left()
 
 
@@ -161,10 +154,10 @@ def test_a_complete_run_continues_in_either_program_and_is_evaluated(workshop: W
     for program, steps, changes_rate in (("polybeast", 800, True), ("monobeast", 1200, False)):
         code, said = workshop.run(program, *more, str(steps))
         assert code == 0 and f"at step {steps - 400}." in said, said
-        lines = [line for line in said.splitlines() if "recorded" in line]
+        lines = [line for line in said.splitlines() if "(previously" in line]
         assert lines == [f"total_steps {steps} (previously {steps - 400})"]
         assert ("learning_rate 0.0004 from step 400 on (was 0)" in said) == changes_rate, said
-        assert saved_step(workshop, "a") == steps
+        assert workshop.saved_step() == steps
     assert workshop.meta("a")["args"]["env"] == "Catch"
     code, said = workshop.run("polybeast", "--mode", "test")
     assert code == 0 and said.startswith("Testing the latest run, a.\nCatch, "), said
@@ -189,7 +182,7 @@ def test_a_killed_learner_leaves_no_process_or_socket_and_its_run_resumes(
     run.send(signal.SIGKILL)
     assert run.end() == -signal.SIGKILL
     workshop.assert_nothing_is_left()
-    step = saved_step(workshop, "a")
+    step = workshop.saved_step()
     assert workshop.call(program, "--xpid", "a", "--total_steps", str(step + 400)) == 0
     assert f"at step {step:,}." in capsys.readouterr().out
 

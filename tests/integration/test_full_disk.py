@@ -15,8 +15,8 @@ import pytest
 import torch
 from background import wait_for
 from later import later
-from programs import MARKED, ONE_INCARNATION, Program, Workshop
-from test_endings import LEARNING, SMALL, catch, saved_step
+from programs import LEARNING, MARKED, ONE_INCARNATION, Program, Workshop
+from test_endings import SMALL, catch
 
 from torchbeast.reporting.log_files import read_logs
 
@@ -91,7 +91,7 @@ def test_a_full_disk_does_not_end_a_run_and_is_reported_at_its_end(workshop: Wor
 def test_a_run_whose_output_cannot_be_written_completes(workshop: Workshop) -> None:
     run = catch(workshop, "a", 2000, "--checkpoint_interval", "1", by=UNHEARD)
     assert run.end() == 0
-    assert saved_step(workshop, "a") == 2000 and workshop.meta("a")["successful"] is True
+    assert workshop.saved_step() == 2000 and workshop.meta("a")["successful"] is True
     log = (workshop.run_folder("a") / "out.log").read_text()
     assert "stdout cannot be written (No space left on device): output to it" in log
     assert "] Trained for 2,000 steps" in log
@@ -120,6 +120,6 @@ def test_a_host_and_its_learner_whose_output_cannot_be_written_go_on(workshop: W
     host = workshop.start("polybeast_env", *served, "--learner", where, by=UNHEARD)
     words = [*learns, "--total_steps", "400"]
     assert workshop.start("polybeast_learner", *words, by=UNHEARD).end() == 0
-    assert saved_step(workshop, "a") == 400
+    assert workshop.saved_step() == 400
     assert host.end() == 0, "its learner's run has ended"
     workshop.assert_nothing_is_left()

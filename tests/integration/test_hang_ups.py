@@ -14,7 +14,7 @@ import psutil
 import pytest
 from background import wait_for
 from programs import SOON, Program, Workshop
-from test_endings import SMALL, saved_step
+from test_endings import SMALL
 
 from torchbeast.reporting.log_files import read_logs
 
@@ -72,7 +72,7 @@ def wait_for_more(workshop: Workshop) -> None:
 
 def assert_saved(workshop: Workshop, program: Program) -> None:
     assert program.end() == 0
-    assert workshop.meta("a")["successful"] is True and saved_step(workshop, "a") > 0
+    assert workshop.meta("a")["successful"] is True and workshop.saved_step() > 0
 
 
 @pytest.mark.parametrize("program", ["monobeast", "polybeast", "raybeast"])

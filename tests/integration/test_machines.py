@@ -96,14 +96,14 @@ def test_a_host_may_lose_a_server_and_go_away_and_come_back(workshop: Workshop, 
     learner.wait_for(r"steps ([1-9][\d,]*) of ")
     workshop.servers()[1].kill()
     two.wait_for(rf"server 0 at 127.0.0.1:{first + 1}: .*killed by SIGKILL\. Starting a")
-    wait_for(lambda: last_row(workshop) == {"live_streams": 3, "lost_streams": 1})
+    wait_for(lambda: workshop.streams() == {"live_streams": 3, "lost_streams": 1})
     two.send(signal.SIGINT)
     assert two.end() == 0, two.said
-    wait_for(lambda: last_row(workshop) == {"live_streams": 1, "lost_streams": 3}, BUSY_S)
+    wait_for(lambda: workshop.streams() == {"live_streams": 1, "lost_streams": 3}, BUSY_S)
     steps = list(read_logs(workshop.run_folder("a")))[-1]["step"]
     wait_for(lambda: list(read_logs(workshop.run_folder("a")))[-1]["step"] > steps + 100)
     again = start(first + 1, 2)
-    wait_for(lambda: last_row(workshop) == {"live_streams": 3, "lost_streams": 3}, 5 + BUSY_S)
+    wait_for(lambda: workshop.streams() == {"live_streams": 3, "lost_streams": 3}, 5 + BUSY_S)
     for program in (learner, one, again):
         program.send(signal.SIGINT)
         assert program.end() == 0, program.said
@@ -171,12 +171,12 @@ def test_a_slow_host_beside_a_fast_one_holds_nobody_up(workshop: Workshop) -> No
     learner.wait_for(r"steps ([1-9][\d,]*) of ")
     before = steps_per_second(workshop, learner)
     slow = host("env", "STEP_S=0.5")
-    wait_for(lambda: last_row(workshop)["live_streams"] == 4)
+    wait_for(lambda: workshop.streams()["live_streams"] == 4)
     beside = steps_per_second(workshop, learner)
-    assert last_row(workshop) == {"live_streams": 4, "lost_streams": 0}
+    assert workshop.streams() == {"live_streams": 4, "lost_streams": 0}
     slow.send(signal.SIGINT)
     assert slow.end() == 0, slow.said
-    wait_for(lambda: last_row(workshop)["live_streams"] == 2)
+    wait_for(lambda: workshop.streams()["live_streams"] == 2)
     after = steps_per_second(workshop, learner)
     # A third, because other programs of the machine come and go.
     assert beside > min(before, after) / 3, f"{before:.0f}, {beside:.0f}, {after:.0f} steps/s"
@@ -198,12 +198,6 @@ def steps_per_second(workshop: Workshop, learner: Program) -> float:
         shown = int(learner.wait_for(r"steps ([\d,]+) of ")[1].replace(",", ""))
     later, until = now()
     return (later - step) / (until - since)
-
-
-def last_row(workshop: Workshop) -> dict[str, float]:
-    """Returns the numbers of streams in the learner's last row, which may be half written."""
-    row = list(read_logs(workshop.run_folder("a")))[-1]
-    return {name: row.get(name, -1) for name in ("live_streams", "lost_streams")}
 
 
 @pytest.mark.parametrize(

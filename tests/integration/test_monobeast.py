@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
-import torch
 from programs import Program, Workshop
 
 pytestmark = pytest.mark.long
 
-LEARNING = r"steps ([1-9][\d,]*) of "
 SMALL = [
     "--num_envs",
     "4",
@@ -39,10 +35,6 @@ def learnt(workshop: Workshop, total_steps: int, *more: str, env: str = "Catch")
     return run.said
 
 
-def saved(workshop: Workshop) -> dict:
-    return torch.load(workshop.run_folder("a") / "model.tar", weights_only=True)
-
-
 def test_compiled_modules_cannot_be_imported_in_these_tests(workshop: Workshop) -> None:
     """Without this the other tests would not prove that MonoBeast works without them."""
     (workshop.folder / "curious.py").write_text(
@@ -58,40 +50,11 @@ def test_a_users_own_environment_is_trained_on(workshop: Workshop) -> None:
     workshop.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize(
-    ("env", "code", "words"),
-    [
-        ("NoSuchEnvironment-v0", 2, ["NoSuchEnvironment"]),
-        ("environments:CannotBeMade", 1, ["no ROM in the slot"]),
-        ("environments:Raises", 1, ["worker ", "KeyError: 'the joystick is gone'"]),
-    ],
-)
-def test_an_environment_that_fails_ends_the_run_and_says_why(
-    workshop: Workshop, env: str, code: int, words: list[str]
-) -> None:
-    run = start(workshop, 100_000, env=env)
-    assert run.end() == code, run.said
-    for word in words:
-        assert word in run.said, run.said
-    assert "torchbeast/run/learner_run.py" not in run.said, "no traceback of ours"
-    workshop.assert_nothing_is_left()
-
-
-def test_an_environment_that_hangs_does_not_keep_ctrl_c_from_ending_the_run(
-    workshop: Workshop,
-) -> None:
-    run = start(workshop, 10**8, env="environments:Stuck")
-    run.wait_for("steps")
-    run.send(signal.SIGINT)
-    assert run.end() == 0, run.said
-    workshop.assert_nothing_is_left()
-
-
 def test_each_program_resumes_and_evaluates_a_run_of_the_other(workshop: Workshop) -> None:
     args = ["--env", "Catch", *SMALL, "--use_lstm"]
     code, said = workshop.run("polybeast", *args, "--num_servers", "1", "--total_steps", "400")
     assert code == 0, said
     assert f"Resuming {workshop.run_folder('a')}" in learnt(workshop, 800, "--use_lstm")
-    assert saved(workshop)["stats"]["step"] == 800
+    assert workshop.saved_step() == 800
     code, said = workshop.run("polybeast", "--mode", "test", "--xpid", "a")
     assert code == 0 and "over 10 episodes" in said, said

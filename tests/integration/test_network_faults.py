@@ -17,7 +17,6 @@ import pytest
 from background import wait_for
 from network import Network, Weather
 from programs import BUSY_S, MARKED, ONE_INCARNATION, SOON, Program, Workshop
-from test_endings import saved_step
 
 from torchbeast.reporting.log_files import read_fields, read_logs
 
@@ -168,7 +167,7 @@ def test_a_learner_that_is_killed_goes_on_from_its_checkpoint(lab: Lab) -> None:
     wait_for(checkpoint.exists)
     lab.wait_for_steps(1_000)
     learner.kill()
-    saved = saved_step(lab.workshop, "a")
+    saved = lab.workshop.saved_step()
     again = lab.learn(*ENDLESS)
     assert f"Resuming {lab.workshop.run_folder('a')} at step {saved:,}." in again.said
     rows = [row["step"] for row in read_logs(lab.workshop.run_folder("a"))]

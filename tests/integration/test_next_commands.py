@@ -34,7 +34,7 @@ def test_printed_commands_test_and_resume_a_run_in_a_users_environment_with_argu
     assert code == 0 and "over 10 episodes" in tested, tested
     code, resumed = workshop.run(program, *printed(said, "To resume"))
     assert code == 0 and "at step 200." in resumed and "400 in total" in resumed, resumed
-    changed = [line for line in resumed.splitlines() if "recorded" in line]
+    changed = [line for line in resumed.splitlines() if "(previously" in line]
     assert changed == ["total_steps 400 (previously 200)"]
 
 

@@ -8,9 +8,9 @@ import signal
 import pytest
 from background import wait_for
 from ports import free_port
-from programs import Workshop
+from programs import LEARNING, Workshop
 from scraping import scraped
-from test_endings import LEARNING, PROCESSES, SMALL
+from test_endings import PROCESSES, SMALL
 
 from torchbeast.reporting.log_files import read_logs
 

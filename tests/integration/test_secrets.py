@@ -14,10 +14,10 @@ import pytest
 from background import wait_for
 from keys_of_tests import TOKEN, Keys
 from ports import free_port
-from programs import SOON, Program, Workshop
+from programs import LEARNING, SOON, Program, Workshop
 from test_dial_in import host, of_door
 from test_machines import of_learner, of_servers
-from test_several_learners import LEARNING, SMALL, TORCHRUN, learners
+from test_several_learners import SMALL, TORCHRUN, learners
 
 ENDLESS = [*SMALL, "--total_steps", str(10**8), "--checkpoint_interval", "1"]
 

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 import psutil
 import pytest
-import torch
 from background import wait_for
 from ports import free_port, free_ports
-from programs import MARKED, ONE_INCARNATION, SOON, Program, Workshop
+from programs import LEARNING, MARKED, ONE_INCARNATION, SOON, Program, Workshop
 
 from torchbeast.reporting.log_files import read_logs
 
@@ -20,7 +19,6 @@ pytestmark = pytest.mark.long
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--no-python"]
 SMALL = ["--batch_size", "4", "--unroll_length", "10", "--model", "mlp", "--xpid", "a"]
-LEARNING = r"steps ([1-9][\d,]*) of "
 
 
 @pytest.fixture
@@ -30,11 +28,6 @@ def servers(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> Program:
     started = workshop.start("polybeast_env", "--env", "Catch", *counts)
     started.wait_for("Serving 4 ")
     return started
-
-
-def saved_step(workshop: Workshop) -> int:
-    saved = torch.load(workshop.run_folder("a") / "model.tar", weights_only=True)
-    return saved["stats"]["step"]
 
 
 def learners(torchrun: Program) -> list[psutil.Process]:
@@ -60,7 +53,7 @@ def test_torchrun_starts_all_learners_again_and_they_resume(
     learners(both)[killed].kill()
     resumed = int(both.wait_for(r"Resuming .* at step ([\d,]+)")[1].replace(",", ""))
     assert both.end() == 0, both.said
-    assert 0 < resumed < 20_000 and saved_step(workshop) == 20_000
+    assert 0 < resumed < 20_000 and workshop.saved_step() == 20_000
     assert [row["step"] for row in read_logs(workshop.run_folder("a"))] == [*range(40, 20_001, 40)]
 
 
@@ -85,7 +78,7 @@ def test_learners_on_several_machines_are_all_started_again_and_resume(
     learners(both[killed])[0].kill()
     resumed = int(both[0].wait_for(r"Resuming .* at step ([\d,]+)")[1].replace(",", ""))
     assert [each.end() for each in both] == [0, 0], [each.said for each in both]
-    assert 0 < resumed < 20_000 and saved_step(workshop) == 20_000
+    assert 0 < resumed < 20_000 and workshop.saved_step() == 20_000
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -97,7 +90,7 @@ def test_a_signal_to_torchrun_ends_all_after_a_checkpoint(
     both.send(number)
     assert both.end() == 1, "a code of torchrun's, which prints a traceback too"
     assert f"Stopped by {number.name}" in both.said and "SignalException" in both.said, both.said
-    assert workshop.meta("a")["successful"] is True and saved_step(workshop) > 0
+    assert workshop.meta("a")["successful"] is True and workshop.saved_step() > 0
 
 
 def test_torchrun_starts_all_learners_again_after_wrong_usage(workshop: Workshop) -> None:
@@ -126,15 +119,11 @@ def host(workshop: Workshop, envs: int, *where: str) -> Program:
     return started
 
 
-def last_row(workshop: Workshop) -> dict[str, float]:
-    return list(read_logs(workshop.run_folder("a")))[-1]
-
-
 def goes_on_with(workshop: Workshop, streams: int) -> None:
     """Waits until so many are connected, and then for ten updates."""
-    wait_for(lambda: last_row(workshop)["live_streams"] == streams, SOON)
-    step = last_row(workshop)["step"]
-    wait_for(lambda: last_row(workshop)["step"] > step + 10 * 40, SOON)
+    wait_for(lambda: workshop.last_row()["live_streams"] == streams, SOON)
+    step = workshop.last_row()["step"]
+    wait_for(lambda: workshop.last_row()["step"] > step + 10 * 40, SOON)
 
 
 def end_both(
@@ -142,7 +131,7 @@ def end_both(
 ) -> None:
     both.send(signal.SIGTERM)
     assert both.end() == 1 and "Stopped by SIGTERM" in both.said, both.said
-    assert last_row(workshop)["lost_streams"] == lost_streams, both.said
+    assert workshop.last_row()["lost_streams"] == lost_streams, both.said
     for each in servers:
         each.send(signal.SIGINT)
         assert each.end() == 0, each.said
@@ -177,12 +166,12 @@ def test_two_learners_share_a_host_that_dials_in_and_one_goes_on_with_their_run(
     rows = list(read_logs(workshop.run_folder("a")))
     assert [row["step"] for row in rows] == [40 * (n + 1) for n in range(50)]
     assert rows[-1]["live_streams"] == 2, "one to each learner"
-    assert saved_step(workshop) == 2000
+    assert workshop.saved_step() == 2000
     assert not list(workshop.folder.glob("torchbeast-rank*"))
     hosts += [host(workshop, 4, "--learner", f"127.0.0.1:{port}")]
     assert workshop.call("polybeast_learner", *words, "--total_steps", "2400") == 0
     assert "at step 2,000" in capsys.readouterr().out
-    assert last_row(workshop)["step"] == 2400
+    assert workshop.last_row()["step"] == 2400
     for each in hosts:
         assert each.end() == 0, each.said
     workshop.assert_nothing_is_left()

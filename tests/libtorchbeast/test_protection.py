@@ -17,6 +17,7 @@ import wire
 from background import SOON, wait_for
 from keys_of_tests import TOKEN, Keys
 from peers import SERVICE
+from ports import free_port
 from served_envs import Counting, Vector
 from serving import playing, serving
 
@@ -43,9 +44,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Keys:
 @pytest.fixture
 def tcp() -> str:
     """Returns an address on the loopback without a server."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 class Factory:

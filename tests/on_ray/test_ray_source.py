@@ -24,7 +24,7 @@ from compliance.source import LATE, Running, Setup, SourceCompliance, copy_of
 from fleet_running import running_on
 from ray_clusters import small_cluster
 from ray_running import Pool
-from transitions_running import check_contract
+from transitions_running import check_contract, counting
 
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.fleets.fleet import WorkerLost
@@ -66,7 +66,7 @@ class TestRaySource(SourceCompliance):
 
     @pytest.mark.long
     def test_its_rollouts_go_through_a_replay_of_transitions_unchanged(self) -> None:
-        check_contract(self.running)
+        check_contract(lambda setup: counting(self.running(setup), setup))
 
     # --- weights
 

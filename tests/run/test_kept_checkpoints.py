@@ -157,8 +157,14 @@ def test_a_checkpoint_that_is_asked_for_by_name_is_read_alone(tmp_path: Path) ->
     assert [path.exists() for path in snapshots] == [True, True]
 
 
-@pytest.mark.parametrize("where", ["link", "replace", "fsync", "unlink", "open"])
-@pytest.mark.parametrize("call", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("where", "call"),
+    [
+        ("link", 1),
+        *[(name, call) for name in ("replace", "fsync", "unlink") for call in (1, 2)],
+        ("open", 1),
+    ],
+)
 def test_a_save_that_fails_anywhere_loses_no_earlier_one(
     newest: Path, monkeypatch: pytest.MonkeyPatch, where: str, call: int
 ) -> None:
@@ -183,6 +189,7 @@ def test_a_save_that_fails_anywhere_loses_no_earlier_one(
             write(newest, 4)
         except OSError as error:
             assert "No space" in str(error)
+    assert calls >= call, "no fault occurred"
     left = steps(newest)
     assert left["model.tar"] in (3, 4), left
     assert {2, 3} <= set(left.values()), left

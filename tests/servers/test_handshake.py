@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from keys_of_tests import Keys
+from ports import free_port
 from serving import serving
 
 from libtorchbeast import Credentials
@@ -35,9 +36,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
 @pytest.fixture
 def tcp() -> str:
     """Returns an address on the loopback without a server."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 @contextmanager

@@ -72,41 +72,6 @@ class TestPolySource(SourceCompliance):
 
 
 SPARE = 3  # columns
-
-
-@pytest.mark.long
-class TestPolySourceWithSpareColumns(SourceCompliance):
-    """Keeps the contract in its first columns, whatever is written to the others."""
-
-    @contextmanager
-    def running(self, setup: Setup) -> Iterator[Running]:
-        num_envs = setup.num_envs // setup.num_groups
-        with (
-            served(
-                lambda: envs.make(setup.env_id, num_envs), described(setup, num_envs)
-            ) as address,
-            playing(address, setup, spare_columns=SPARE) as running,
-        ):
-            yield dataclasses.replace(running, source=_Overwriting(running.source))
-
-
-class _Overwriting:
-    """Yields the first columns of a source's batches, after it has written all spare ones."""
-
-    def __init__(self, source: PolySource) -> None:
-        self._source = source
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-    def batches(self) -> Iterator[Rollout]:
-        for rollout in self._source.batches():
-            for leaf in with_columns(rollout):
-                leaf[:, -SPARE:] = 1
-            assert rollout.valid is None  # whoever fills the columns marks the steps
-            yield without_spare(rollout).without_resets()
-
-
 FIELDS = [field.name for field in dataclasses.fields(Rollout)]
 WITHOUT_COLUMNS = ("final_observation", "collected", "feeds_back", "give_feedback")
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from compliance.source import Running, Setup
 from test_poly_source import described, playing, served
-from transitions_running import check_contract
+from transitions_running import check_contract, counting
 
 from torchbeast import envs
 
@@ -24,4 +24,4 @@ def running(setup: Setup) -> Iterator[Running]:
 
 
 def test_its_rollouts_go_through_a_replay_unchanged() -> None:
-    check_contract(running)
+    check_contract(lambda setup: counting(running(setup), setup))

@@ -122,7 +122,6 @@ class Recording:
 CASES = {
     "vector": Setup(env_id="Catch", model="mlp", unroll_length=12),
     "vector-lstm": Setup(env_id="Catch", model="mlp", use_lstm=True, unroll_length=12),
-    "memory-lstm": Setup(env_id="Memory", model="mlp", use_lstm=True, unroll_length=12),
     "stacked-lstm": Setup(env_id="source_envs:Stacked", model="shallow", use_lstm=True),
     "rewards": Setup(env_id="source_envs:Counting", model="mlp", reward_input="none"),
     "nested-lstm": Setup(env_id="source_envs:Nested", model="mlp", use_lstm=True, unroll_length=7),
