@@ -133,18 +133,6 @@ FIGURES: dict[str, Sequence[Panel]] = {
         )
     ],
     "halfcheetah/sac": [_HALF_CHEETAH],
-    "halfcheetah/bullet-ppo": [
-        Panel("HalfCheetahBulletEnv-v0, PPO", {"Learner": "halfcheetah/bullet-ppo-*.csv"})
-    ],
-    "minatar-breakout/dqn": [
-        Panel(
-            "MinAtar Breakout, DQN",
-            {
-                "300,000 steps": "minatar-breakout/dqn-300k-*.csv",
-                "a million steps": "minatar-breakout/dqn-[0-9][0-9].csv",
-            },
-        )
-    ],
     "pong/curve": [Panel("Pong, IMPALA", _programs("pong"), "-21 to 21")],
     "pong/plain": [
         Panel(
