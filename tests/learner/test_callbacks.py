@@ -440,6 +440,25 @@ def test_an_evaluation_that_the_end_of_a_run_interrupts_is_due_when_it_is_resume
     assert steps == [3 * STEPS, 4 * STEPS]
 
 
+def test_a_last_evaluation_that_is_interrupted_is_made_up_for_once(tmp_path: Path) -> None:
+    class Interrupted(Scored):
+        def evaluate(self, *_: Any, **__: Any) -> Episodes:
+            raise KeyboardInterrupt
+
+    class OfOne(Scored):
+        scores = (1.0,)
+
+    def evaluated(kind: type[Learner]) -> Learner:
+        return kind(scheme_of(), 2 * STEPS, tmp_path, callbacks=[Evaluation(2 * STEPS)])
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluated(Interrupted).train()
+    for _ in range(2):
+        assert evaluated(OfOne).done()
+    assert [row["step"] for row in read_logs(tmp_path / "evaluations.csv")] == [2 * STEPS]
+    assert best_step(tmp_path) == 2 * STEPS
+
+
 def test_evaluations_come_at_multiples_of_steps_and_after_the_last(tmp_path: Path) -> None:
     learner = Scored(
         scheme_of(), 5 * STEPS, tmp_path, callbacks=[Evaluation(2 * STEPS + 1, name="played")]

@@ -237,12 +237,22 @@ class Learner(RunningLearner):
         self._thread: LearnerThread | None = None  # until the first step
         self._ended_by = ""
         if self.done():
+            if self._callbacks.are_due(self._run.earlier, self.steps):
+                self._make_up()
             print(
                 f"The run in {self.log_dir} is already complete ({self.steps:,} steps). "
                 "Give another log_dir to train again.",
                 flush=True,
             )
             self.close()
+
+    def _make_up(self) -> None:
+        """Plays the last evaluation of the earlier run, which was interrupted."""
+        try:
+            self._callbacks.start(self)
+            self._training.save()
+        except Exception as error:
+            self._fail(error)
 
     def _started(self) -> LearnerThread:
         """Starts the callbacks and, in the first step, the workers; returns the loop."""
