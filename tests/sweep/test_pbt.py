@@ -208,6 +208,9 @@ def test_settings_that_cannot_change_and_few_members_are_refused(tmp_path: Path)
             Population(agents, {key: ["1", "2"]}, 2)
     with pytest.raises(UsageError, match="at least 4 agents"):
         Population(agents[:3], VALUES, 2)
+    few = [dataclasses.replace(each, total_steps=9) for each in agents]
+    with pytest.raises(UsageError, match="--rounds 10 is more than --total_steps 9"):
+        Population(few, VALUES, 10)
     for words in (["--disable_checkpoint"], ["--disable_checkpoint=true"]):
         without = [dataclasses.replace(each, words=words) for each in agents]
         with pytest.raises(UsageError, match="remove --disable_checkpoint"):

@@ -75,7 +75,7 @@ class Population:
             rounds: Number of rounds.
 
         Raises:
-            UsageError: If there are too few members, or settings that cannot change.
+            UsageError: If there are too few members or steps, or settings that cannot change.
         """
         if len(agents) < 4:
             raise UsageError(
@@ -92,6 +92,11 @@ class Population:
             )
         if parse(flags, agents[0].program, agents[0].words).checkpoints.disable_checkpoint:
             raise UsageError("pbt copies checkpoints: remove --disable_checkpoint")
+        if (steps := agents[0].total_steps) < rounds:
+            raise UsageError(
+                f"--rounds {rounds} is more than --total_steps {steps}: use fewer rounds, or more "
+                "steps"
+            )
         self._values, self._rounds = values, rounds
         self._folder = agents[0].folder.parent
         self._agents = [_as_member(agent, number) for number, agent in enumerate(agents)]
