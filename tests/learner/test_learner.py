@@ -195,6 +195,18 @@ def test_paths_of_public_functions_may_be_texts_that_begin_with_the_home_directo
     assert restarted.restart_model == tmp_path / "kept.tar"
 
 
+def test_weights_that_were_saved_before_the_first_step_are_the_next_learners(
+    tmp_path: Path,
+) -> None:
+    with Learner(scheme_of(), 10 * STEPS, tmp_path / "run", seed=1) as learner:
+        assert learner.save_model() == tmp_path / "run" / "model.tar"
+        saved = weights_of(learner)
+    with Learner(scheme_of(), 10 * STEPS, tmp_path / "run", seed=2) as learner:
+        assert learner.steps == 0
+        assert_same(weights_of(learner), saved)
+        learner.train(STEPS)
+
+
 def test_a_restored_learner_goes_on_with_the_random_numbers_of_the_checkpoint(
     tmp_path: Path,
 ) -> None:

@@ -237,11 +237,12 @@ class RunningLearner:
         Returns:
             The path of the file.
         """
-        target = self._training.writer.folder.checkpoint if path is None else expanded(path)
+        writer = self._training.writer
         if path is None:
-            self._training.save()
-        else:
-            checkpoints.save(target, self.checkpoint())
+            writer.save(self.checkpoint)
+            return writer.folder.checkpoint
+        target = expanded(path)
+        checkpoints.save(target, self.checkpoint())
         return target
 
     def checkpoint(self) -> dict[str, Any]:
