@@ -123,7 +123,7 @@ void Host::play(std::chrono::milliseconds timeout, const std::function<void()>& 
   });
   try {
     play(&stream, on_taken);
-  } catch (...) {
+  } catch (...) {  // a failure, or what stop() has cancelled
     if (!is_stopped_) throw;
   }
 }
