@@ -670,6 +670,15 @@ def test_bool_channels_are_shown_in_a_gray_of_their_own() -> None:
     assert frame.astype(int).sum() == 24 * 24 * 3 * (255 + 80)
 
 
+def test_a_board_with_as_many_channels_as_rows_has_them_last() -> None:
+    """MinAtar's Seaquest."""
+    board = np.zeros((1, 10, 10, 10), bool)
+    board[0, 2, 3, 0] = board[0, 5, 5, 9] = True
+    frame = to_frame(board)
+    assert (frame[48:72, 72:96] == 255).all() and (frame[120:144, 120:144] == 80).all()
+    assert frame.astype(int).sum() == 24 * 24 * 3 * (255 + 80)
+
+
 def test_the_frame_of_a_video_is_the_newest_one() -> None:
     stack = np.stack([np.full((84, 84), value, np.uint8) for value in (1, 2, 3, 9)])[None]
     frame = to_frame(stack)

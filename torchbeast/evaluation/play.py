@@ -267,9 +267,10 @@ def picture(drawn: np.ndarray | None, observation: Any) -> np.ndarray:
 def to_frame(observation: Any) -> np.ndarray:
     """Returns a frame uint8 [H, W, 3] of the first image [1, C, H, W] or [1, H, W, C].
 
-    There are fewer channels than rows. Three channels are colours; with other numbers, it shows the
-    last channel in gray. An image of booleans (MinAtar) shows each channel in a different shade of
-    gray. Raises UsageError if no leaf is an image.
+    It has fewer channels than columns if they come first, and at most as many as rows if they come
+    last. Three channels are colours; with other numbers, it shows the last channel in gray. An
+    image of booleans (MinAtar) shows each channel in a different shade of gray. Raises UsageError
+    if no leaf is an image.
     """
     images = [leaf[0] for leaf in flatten(observation) if leaf.ndim == 4]
     if not images:
@@ -277,7 +278,7 @@ def to_frame(observation: Any) -> np.ndarray:
             "--mode test_render needs a Gymnasium environment that renders itself, or "
             "observations that are images: use --mode test"
         )
-    image = images[0] if images[0].shape[0] <= images[0].shape[2] else images[0].transpose(2, 0, 1)
+    image = images[0] if images[0].shape[0] < images[0].shape[2] else images[0].transpose(2, 0, 1)
     return _enlarged(np.broadcast_to(_visible(image).transpose(1, 2, 0), (*image.shape[1:], 3)))
 
 

@@ -23,6 +23,7 @@ from torchbeast.core.actors.networks import (
     NormedAtariNet,
     SmallNet,
 )
+from torchbeast.core.actors.torsos import channels_first, image_shape
 from torchbeast.core.base.nest import flatten, map_leaves
 from torchbeast.core.envs.spaces import (
     ActionSpace,
@@ -510,3 +511,24 @@ def test_a_copy_of_a_net_shares_no_weight_with_it(net: Any) -> None:
     torch.testing.assert_close(twin(inputs, ()), before)
     twin.load_state_dict(model.state_dict())
     torch.testing.assert_close(twin(inputs, ()), model(inputs, ()))
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((10, 10, 10), (10, 10, 10)),  # MinAtar's Seaquest
+        ((8, 8, 111), (111, 8, 8)),
+        ((9, 9, 17), (17, 9, 9)),
+        ((16, 9, 9), (16, 9, 9)),
+        ((4, 10, 10, 10), (40, 10, 10)),
+    ],
+)
+def test_a_board_with_many_planes_is_read_as_a_square(
+    shape: tuple[int, ...], expected: tuple[int, int, int]
+) -> None:
+    assert image_shape(shape) == expected
+
+
+def test_a_cube_has_its_channels_last() -> None:
+    frames = torch.rand(2, 10, 10, 10)
+    assert torch.equal(channels_first(frames), frames.permute(0, 3, 1, 2))

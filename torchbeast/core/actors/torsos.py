@@ -3,9 +3,9 @@
 
 Inputs become float32: uint8 is divided by 255, every other dtype is used unscaled;
 NormedShallowTorso standardises its images instead. Leaves of two dimensions are images of one
-channel. Leaves of three dimensions are images with channels first, or channels last if the last
-dimension is smaller than both others. Leaves of four dimensions are stacks of images, which become
-channels of one image: [S, H, W, C] and [S, C, H, W] are seen as [S * C, H, W].
+channel. Leaves of three dimensions are images with channels first or last: height and width are the
+neighbours whose smaller one is the largest. Leaves of four dimensions are stacks of images, which
+become channels of one image: [S, H, W, C] and [S, C, H, W] are seen as [S * C, H, W].
 
 Images are stored channels last in memory, whatever their shape: that makes training convolutions of
 few channels twice as fast. The order of weights and features does not change.
@@ -90,10 +90,11 @@ def _channels_last(frames: Tensor) -> Tensor:
 def _height_of(shape: tuple[int, ...]) -> int:
     """Returns the dimension of an image's height, which the width follows.
 
-    They are the two neighbours whose smaller is the largest; the others hold channels.
+    They are the two neighbours whose smaller is the largest; of several such pairs the one closest
+    to a square, and of several as square, as in a cube, the first. The others hold channels.
     """
-    smaller = [min(pair) for pair in pairwise(shape)]
-    return max(place for place, side in enumerate(smaller) if side == max(smaller))
+    pairs = [(min(pair), -max(pair)) for pair in pairwise(shape)]
+    return pairs.index(max(pairs))
 
 
 class BlockConv2d(nn.Conv2d):
