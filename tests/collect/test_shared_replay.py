@@ -345,14 +345,6 @@ def test_an_agent_that_has_left_is_forgotten_and_its_memory_is_free(path: Path) 
 # --- endings
 
 
-def test_the_end_of_the_service_is_said_with_what_to_do(path: Path) -> None:
-    with contextlib.ExitStack() as ending:
-        with service_at(path):
-            agent = ending.enter_context(agent_of(path, how()))
-        with pytest.raises(RunError, match="has ended; progress is saved .*--replay_service"):
-            insert(agent, Envs(0, T, K), 0)
-
-
 def test_a_closed_agent_raises_replay_closed_in_every_call(path: Path) -> None:
     with service_at(path), agent_of(path, how()) as agent:
         agent.close()

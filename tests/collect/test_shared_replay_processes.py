@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from replay_agent import COUNT, MOMENTS, B, K, S, T, how
 from shared_running import agent_of
 from true_rows import Envs, empty_batch
 
-from torchbeast.collect.shared_replay import serving
+from torchbeast.collect.shared_replay import SharedReplayClient, serving
 from torchbeast.errors import RunError
 
 LATE = 60.0  # seconds, for processes to start
@@ -86,8 +87,12 @@ def test_the_service_ends_with_the_block(tmp_path: Path) -> None:
     with serving(tmp_path / "deep" / "folder") as served:
         assert (tmp_path / "deep" / "folder").stat().st_mode & 0o777 == 0o700
         assert served.failure is None
+        agent = SharedReplayClient(served.address, how("a"))
     assert not _lives(served.pid) and not (tmp_path / "deep" / "folder").exists()
     assert served.failure is None
+    said = "has ended; progress is saved .*--replay_service"
+    with contextlib.closing(agent), pytest.raises(RunError, match=said):
+        agent.fill(empty_batch(T, B + S, K), slice(B, B + S), None)
 
 
 def test_the_folder_of_a_service_that_is_killed_is_removed(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_a_description_names_every_part() -> None:
         assert part in said
     assert "without waiting" in said and "OnPolicyVTraceBuffer" in said
     central = impala_of(inference="central", **FREE_WORKERS).describe()
-    assert "actions in the learner's process" in central and "actions of the newest" in central
+    assert "actions: in the learner's process" in central
     assert "1 process with 2" in scheme_of(col_remote_workers=1).describe()
     assert "in the learner's process" in scheme_of().describe()
 
@@ -277,6 +277,11 @@ def test_a_hyperparameter_of_a_preset_leaves_the_others_as_they_are() -> None:
     assert a2c.algo_factory == plain.algo_factory.replaced(discounting=0.98)
 
 
+@pytest.mark.parametrize("name", ["ppo", "a2c"])
+def test_a_hyperparameter_that_the_storage_of_a_preset_has_too_is_given_once(name: str) -> None:
+    assert Scheme.preset(name, ENVS, gae_lambda=0.9).algo.config.gae_lambda == 0.9
+
+
 @pytest.mark.parametrize(
     ("given", "match"),
     [
@@ -295,3 +300,9 @@ def test_a2c_is_ppo_whose_ratios_are_all_1(tmp_path: Path) -> None:
         metrics = learner.step()
     assert metrics["ratio"] == pytest.approx(1, abs=0.02), "bfloat16 rounds"
     assert metrics["clip_fraction"] == 0
+
+
+def test_environments_of_evaluations_with_other_spaces_are_refused() -> None:
+    other, *_ = VecEnv.create_factory(**PENDULUM)
+    with pytest.raises(ValueError, match="test_envs_factory has the spaces"):
+        Scheme(**{**vars(scheme_of()), "test_envs_factory": other})

@@ -71,10 +71,13 @@ def test_every_log_gets_every_row(tmp_path: Path) -> None:
     ]
 
 
-def test_a_row_of_an_interval_sums_times_and_averages_over_episodes(tmp_path: Path) -> None:
+def test_a_row_of_an_interval_sums_times_and_averages_over_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[Any] = []
     clock = iter([0.0, 0.0, 5.0, 9.0, 11.0, 11.0, 12.0, 12.0])  # of each update, and of each row
-    log = ThinnedLogger([Noted("a", calls)], 10.0, lambda: next(clock)).open(run_in(tmp_path))
+    monkeypatch.setattr(loggers, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    log = ThinnedLogger([Noted("a", calls)], 10.0).open(run_in(tmp_path))
 
     def update(step: int, episodes: int, mean: float, **more: float) -> None:
         log.write(step, {"episodes": episodes, "mean_episode_return": mean, "time_a": 0.5, **more})
@@ -270,11 +273,11 @@ def test_without_tensorboard_one_line_tells_how_to_install_it(
 
 
 def test_stdout_gets_the_newest_figures_every_so_often_and_at_the_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    logger = StdoutLogger(["loss", "won"], every_seconds=10, clock=lambda: now[0])
-    log = logger.open(run_in(tmp_path))
+    monkeypatch.setattr(loggers, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    log = StdoutLogger(["loss", "won"], every_seconds=10).open(run_in(tmp_path))
     for now[0], metrics in (
         (0.0, {"loss": 1.0, "lag": 1.0}),
         (5.0, {"loss": 2.0, "won": 1.0}),

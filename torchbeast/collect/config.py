@@ -49,8 +49,8 @@ class ActorsConfig(Settings):
     each, to stay within 64 in total if possible. EnvPool tasks: 256, or 64 with ppo. A resumed run
     keeps its number."""
 
-    of_processes: ClassVar[str] = ""
-    """Name of the field that holds the number of processes that step the environments."""
+    of_processes: ClassVar[str] = "num_workers"
+    """Name of the field with the number of processes that step the environments, if it has one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -287,8 +287,6 @@ class ProcessesConfig(BufferedActorsConfig):
     """Policy lag for a reproducible run: train on rollouts in a fixed order, collected with weights
     exactly this many updates old. This is slower. --num_envs is then 4 by default, regardless of
     the number of cores. Default: train on whichever rollouts are ready."""
-
-    of_processes = "num_workers"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -120,10 +120,7 @@ class SlotWriter:
             _write(slot["final_observation"], finals, row.final_observation)
 
     def _write_stack(self, t: int, frames: np.ndarray, stack: np.ndarray) -> None:
-        if len(frames) == self._num_rows:  # no stacks
-            frames[t] = stack
-        else:
-            store_row(frames, t, stack, num_frames=1 + len(frames) - self._num_rows)
+        store_row(frames, t, stack, num_frames=1 + len(frames) - self._num_rows)
 
     def repeat(self, t: int) -> None:
         """Fills the rows after t with row t, because the rollout was cut short there. No episode

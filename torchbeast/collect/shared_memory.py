@@ -9,18 +9,16 @@ sealed against resizing.
 from __future__ import annotations
 
 import fcntl
-import math
 import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from torchbeast.core.base.nest import flatten, pack_as
-from torchbeast.core.envs.spaces import ArraySpec
+from torchbeast.core.envs.spaces import num_bytes
 
 _ALIGNMENT = 64  # bytes of a cache line, so that arrays do not share one
 
@@ -40,23 +38,16 @@ class SharedFile:
 
 def slot_size(specs: Any) -> int:
     """Returns the bytes that a nest of ArraySpec occupies."""
-    return sum(aligned(_size(spec)) for spec in flatten(specs))
+    return sum(aligned(num_bytes(spec)) for spec in flatten(specs))
 
 
 def arrays_at(specs: Any, memory: mmap.mmap, offset: int) -> Any:
     """Returns the nest of arrays at `offset`, as views of the memory."""
-    leaves: Sequence[ArraySpec] = flatten(specs)
-    arrays = []
-    for spec in leaves:
-        count = math.prod(spec.shape)
-        flat = np.frombuffer(memory, dtype=spec.dtype, count=count, offset=offset)
-        arrays.append(flat.reshape(spec.shape))
-        offset += aligned(_size(spec))
+    arrays: list[np.ndarray] = []
+    for spec in flatten(specs):
+        arrays.append(np.ndarray(spec.shape, spec.dtype, memory, offset))
+        offset += aligned(num_bytes(spec))
     return pack_as(specs, arrays)
-
-
-def _size(spec: ArraySpec) -> int:
-    return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
 
 
 def aligned(size: int) -> int:

@@ -233,7 +233,6 @@ class Service:
         """Opens the socket, to which only the user can connect. Raises OSError if it exists."""
         self._key = secrets.token_bytes(32)
         self.replay = SharedReplay()
-        self._connections: set[Connection[Any, Any]] = set()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
         try:
@@ -246,15 +245,10 @@ class Service:
 
     def run(self, ends: BinaryIO) -> None:
         """Serves agents until `ends` is readable."""
-        try:
+        with self._socket:
             while ends.fileno() not in wait([self._socket, ends.fileno()]):
                 connection: Connection[Any, Any] = Connection(self._socket.accept()[0].detach())
-                self._connections.add(connection)
                 started(threading.Thread(target=self._serve, args=[connection], daemon=True))
-        finally:
-            self._socket.close()
-            for connection in list(self._connections):
-                shut(connection)
 
     def _serve(self, connection: Connection[Any, Any]) -> None:
         """Serves one agent. Errors only end the connection of this agent."""
@@ -267,8 +261,6 @@ class Service:
             _log.warning("a connection was lost: %r", error)
         except Exception:
             _log.exception("an agent was disconnected")
-        finally:
-            self._connections.discard(connection)
 
     def _serve_agent(self, connection: Connection[Any, Any], joining: JoinRequest) -> None:
         try:
@@ -294,12 +286,6 @@ class Service:
             return self.replay.insert(ticket, argument)
         except (ValueError, RunError) as error:
             return error
-
-
-def shut(connection: Connection[Any, Any]) -> None:
-    """Ends all calls of a connection, even if they wait in another thread."""
-    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
-        same.shutdown(socket.SHUT_RDWR)
 
 
 def key_path(path: str | Path) -> Path:
@@ -339,7 +325,8 @@ class SharedReplayClient(SharingAgent):
     def close(self) -> None:
         """Leaves the replay, which ends every call; any thread may call it, repeatedly."""
         self._closed.set()
-        shut(self._connection)
+        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as same:
+            same.shutdown(socket.SHUT_RDWR)
 
     def _ask(self, method: str, argument: Any) -> Any:
         """Sends a request and returns its answer, unless it is closed meanwhile."""

@@ -366,7 +366,7 @@ class FleetSource:
             "extras": rollouts.extras,
             "mode": learner.mode,
             "options": self._options,
-            "num_slots": self.num_slots,
+            "num_slots": 1 if actor.slots is None else self.num_slots,
             "ring": address_of(self._weights, fleet.own_node, fleet.shares_memory),
             "num_envs": actor.num_envs,
             "first_env": actor.first_env,

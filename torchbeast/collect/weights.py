@@ -250,18 +250,7 @@ class SentWeights(_Newest):
         self._newest = version, weights
 
     def _load(self, replica: nn.Module, weights: Packed) -> None:
-        """Lets the model use parameters in place, in memory that all workers of a node share.
-
-        Everything else is copied, because a network may write to its buffers and other workers must
-        not see that. Parameters and buffers remain the same objects, because a network may also
-        refer to them by other names.
-        """
-        state, written = unpacked(weights, replica), _written_by_forward(replica)
-        parameters = dict(replica.named_parameters(remove_duplicate=False))
-        for name, parameter in parameters.items():
-            parameter.data = state[name].clone() if name in written else state[name]
-        others = {name: entry for name, entry in state.items() if name not in parameters}
-        replica.load_state_dict(others, strict=False)
+        replica.load_state_dict(unpacked(weights, replica))
 
 
 @torch.no_grad()
@@ -272,15 +261,6 @@ def packed(model: nn.Module) -> Packed:
     for name, tensor in model.state_dict().items():
         views[name].copy_(tensor)
     return found
-
-
-def _written_by_forward(model: nn.Module) -> set[str]:
-    """Returns the names of parameters that forward() writes to: renormalised embeddings."""
-    return {
-        f"{name}.weight".removeprefix(".")
-        for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
-    }
 
 
 class Snapshot(NamedTuple):

@@ -128,7 +128,7 @@ class RolloutWorker(FleetWorker):
         arguments: the arguments of `_acting`, and mode; first_env, the number of the first
             environment; ring, the RingAddress of the learner's weights, or None; slots, the
             descriptor of rollouts that the worker shares with the learner, or None; num_slots,
-            the number of these rollouts.
+            the number of rollouts that it has room for.
         sent: the first weights; None: the worker can read them itself.
         """
         loop, rollouts = _acting(arguments, self._closing)
@@ -141,10 +141,8 @@ class RolloutWorker(FleetWorker):
         self._arguments, self._loop = arguments, loop
         if self._options is not None:  # newer ones came during the start
             loop.set_options(self._options)
-        descriptor = arguments["slots"]
-        num_slots = 1 if descriptor is None else arguments["num_slots"]
-        sizes = arguments["num_envs"], num_slots
-        self._rollouts = SharedRollouts(rollouts, *sizes, descriptor)
+        sizes = arguments["num_envs"], arguments["num_slots"]
+        self._rollouts = SharedRollouts(rollouts, *sizes, arguments["slots"])
         weights = self._sent if ring is None else ring
         self._player = Player(loop, weights, self._stage_clock, arguments["mode"])
         self._stage_clock.enter("queueing")

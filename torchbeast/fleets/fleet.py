@@ -22,7 +22,7 @@ import pickle
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection
+from multiprocessing import Pipe
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from torchbeast.errors import error_of, failure, started
@@ -171,12 +171,10 @@ class LocalWorker:
         self._error: Exception | None = None  # why it has ended
         self._lock = threading.Lock()  # protects the two above
         self._sending = threading.Lock()
-        ours, theirs = socket.socketpair()
-        self._connection = Connection(ours.detach())
+        self._connection, theirs = Pipe()
         self._reader = threading.Thread(target=self._read, name=f"{name}-answers", daemon=True)
         started(self._reader)
         with theirs:
-            os.set_inheritable(theirs.fileno(), True)
             self.process = ChildProcess(
                 name,
                 "torchbeast.fleets.local_main",
@@ -191,11 +189,9 @@ class LocalWorker:
         """Calls a method without waiting for it; see `Worker`."""
         number = next(self._numbers)
         with self._lock:
-            error = self._error
-            if error is None:
-                self._waiting[number] = then
-        if error is not None:
-            then(error)
+            self._waiting[number] = then
+        if self._error is not None:
+            self._end(self._error)
             return
         message = pickle.dumps((number, method, arguments), protocol=pickle.HIGHEST_PROTOCOL)
         with uninterrupted(), self._sending, contextlib.suppress(OSError):

@@ -42,8 +42,6 @@ class RayConfig(BufferedActorsConfig):
     dashboard: bool = setting(False, "connection")
     """Start Ray's dashboard if this run starts Ray. Needs pip install 'ray[default]'."""
 
-    of_processes = "num_workers"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         require(

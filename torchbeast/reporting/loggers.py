@@ -244,25 +244,19 @@ class StdoutLogger:
     ThinnedLogger.
     """
 
-    def __init__(
-        self,
-        names: Collection[str] | None = None,
-        every_seconds: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, names: Collection[str] | None = None, every_seconds: float = 10.0) -> None:
         """Prepares printing.
 
         Args:
             names: Names of the metrics to print. None: all.
             every_seconds: Seconds between two rows, at least.
-            clock: Returns the time in seconds.
         """
         at_least(0, every_seconds=every_seconds)
-        self._names, self._every, self._clock = names, every_seconds, clock
+        self._names, self._every = names, every_seconds
 
     def open(self, run: LoggedRun) -> Log:
         """Starts with the next row."""
-        return ThinnedLog(_Lines(self._names), self._every, self._clock)
+        return ThinnedLog(_Lines(self._names), self._every)
 
 
 class _Lines:
@@ -288,26 +282,21 @@ class ThinnedLogger:
     their episodes, and the newest values of other metrics.
     """
 
-    def __init__(
-        self,
-        loggers: Sequence[Logger],
-        every_seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """every_seconds: seconds between two rows, at least. clock: returns the time in seconds."""
-        self._loggers, self._every, self._clock = loggers, every_seconds, clock
+    def __init__(self, loggers: Sequence[Logger], every_seconds: float) -> None:
+        """every_seconds: seconds between two rows, at least."""
+        self._loggers, self._every = loggers, every_seconds
 
     def open(self, run: LoggedRun) -> ThinnedLog:
         """Opens the logs. Their first row is the next one."""
-        return ThinnedLog(Logs(self._loggers, run), self._every, self._clock)
+        return ThinnedLog(Logs(self._loggers, run), self._every)
 
 
 class ThinnedLog:
     """The logs of a run. Used by one thread at a time."""
 
-    def __init__(self, log: Log, every_seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(self, log: Log, every_seconds: float) -> None:
         """See ThinnedLogger."""
-        self._log, self._every, self._clock = log, every_seconds, clock
+        self._log, self._every = log, every_seconds
         self._written = -math.inf  # time of the last row
         self._step = 0
         self._episodes = 0.0  # in the run, after the last update
@@ -329,7 +318,7 @@ class ThinnedLog:
                 elif name.startswith(_OF_EPISODES):
                     value = before + (value - before) * ended / max(1.0, self._counts[name])
             self._row[name] = value
-        if self._clock() - self._written >= self._every:
+        if time.monotonic() - self._written >= self._every:
             self._write()
 
     def close(self) -> None:
@@ -341,7 +330,7 @@ class ThinnedLog:
     def _write(self) -> None:
         row, self._row, self._counts = self._row, {}, {}
         self._log.write(self._step, row)
-        self._written = self._clock()
+        self._written = time.monotonic()
 
 
 class WandbLogger:

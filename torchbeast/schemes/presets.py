@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -43,11 +44,13 @@ class SchemePreset(NamedTuple):
         """Returns the settings of a Scheme; hyperparameters: in place of the architecture's own."""
         replaced = {*hyperparameters, *(OTHER_NAMES.get(key) for key in hyperparameters)}
         kept = {key: self.hyperparameters[key] for key in self.hyperparameters.keys() - replaced}
+        of_storage = {setting.name for setting in fields(self.storage)}  # gae_lambda is of both
+        of_both = {key: hyperparameters[key] for key in hyperparameters.keys() & of_storage}
         return {
             "train_envs_factory": envs,
             "actor_factory": self.actor(envs.observation_space, envs.action_space),
             "algo_factory": self.algo.create_factory(**kept, **hyperparameters),
-            "storage_factory": self.storage,
+            "storage_factory": replace(self.storage, **of_both),
             **self.axes,
         }
 

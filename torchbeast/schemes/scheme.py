@@ -16,7 +16,6 @@ Whatever does not go together is refused when a scheme is made, with both parts 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
@@ -35,6 +34,8 @@ from torchbeast.core.actors.registry import ActorFactory
 from torchbeast.core.algos.base import AlgoFactory
 from torchbeast.core.algos.config import with_values
 from torchbeast.core.base import checks
+from torchbeast.core.envs.spaces import without_values
+from torchbeast.core.envs.tasks import without_task
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.storage import Storage
 from torchbeast.core.storages.transition import Transitions
@@ -328,16 +329,36 @@ class Scheme:
         )
 
     def describe(self) -> str:
-        """Returns the parts of the scheme, and what passes between them, as lines of text."""
-        forward, back = _ways(self)
-        sections = {
-            "collection": _collection(self),
-            "storage": _storage(self),
-            "learner": _learner(self),
-            "collection to learner": [f"{forward} for each update"],
-            "learner to collection": [back],
-        }
-        return "\n".join("\n  ".join([name, *lines]) for name, lines in sections.items())
+        """Returns the parts of the scheme, and which ones wait for others, as lines of text."""
+        rollouts, replay, network = self.rollouts, self.replay, self.actor_factory.spec
+        workers, learners = self.col_remote_workers, self.grad_remote_workers
+        learning = _workers(learners, self.grad_backend)
+        collecting = _workers(workers, self.col_backend) if workers else learning
+        acting = learning if self.inference == "central" else collecting
+        envs = checks.counted(self.train_envs_factory.vec_env_size, "environment")
+        each = " each" if workers or learners else ""
+        whose = " for every gradient worker" if workers and learners else ""
+        newest = "before every batch" + ", for which all workers wait" * bool(workers)
+        if workers and not self.is_synchronous:
+            newest = "the newest at every step, without waiting"
+        stops, gradients = "", self.gradients
+        if gradients is not None and gradients.has_stragglers:
+            stops = f", until {gradients.fraction_workers:.0%} are ready"
+        where = f"{collecting} with {envs}{each}{whose}"
+        unit = f"rollouts of {rollouts.unroll_length} steps{each if learners else ''}"
+        if self.learns_from_transitions:
+            unit = "replayed steps"
+        kept = f", replay of {replay.replay_size:,} steps" if replay.is_used else ""
+        lines = [
+            f"collection: in {where}, {self.col_communication}{stops}",
+            f"actions: in {acting}",
+            f"weights: {newest}",
+            f"storage: {type(self.storage_factory).__name__}{kept}",
+            f"algorithm: {self.algo_factory.algo.__name__}, network {network.name}",
+            f"gradients: of {rollouts.batch_size} {unit}, in {learning}, {self.grad_communication}",
+            f"update: {self.update_execution}",
+        ]
+        return "\n".join(lines)
 
     __repr__ = describe  # which a notebook shows
 
@@ -416,6 +437,14 @@ class Scheme:
                 f"actor_factory was made for the {name} {space}, but train_envs_factory has "
                 f"{space_of_envs}: pass the spaces from VecEnv.create_factory to create_factory",
             )
+        test = self.test_envs_factory or envs
+        ours, theirs = (without_values(without_task(e.observation_space)) for e in (envs, test))
+        checks.require(
+            (ours, envs.action_space) == (theirs, test.action_space),
+            f"test_envs_factory has the spaces {test.observation_space} and {test.action_space}, "
+            f"but train_envs_factory {envs.observation_space} and {envs.action_space}: one agent "
+            "plays in both, so they must be equal",
+        )
 
     def _check_actor(self) -> None:
         """Makes the actor once, without a trace in torch's random numbers, and checks it."""
@@ -436,70 +465,10 @@ def _check_factory(name: str, value: object) -> None:
         raise TypeError(f"{name} must be {how}, got {value!r}")
 
 
-# --- descriptions
-
-
-def _ways(scheme: Scheme) -> tuple[str, str]:
-    """Returns what goes forward, to the learner, and what goes back."""
-    rollouts = scheme.rollouts
-    forward = f"{rollouts.batch_size} rollouts of {rollouts.unroll_length} steps"
-    if scheme.learns_from_transitions:
-        forward = f"{rollouts.batch_size} replayed steps"
-    if scheme.col_remote_workers == 0:
-        return forward, "weights before every batch"
-    if scheme.is_synchronous:
-        return forward, "weights before every batch; all workers wait for them"
-    if scheme.inference == "central":
-        return forward, "actions of the newest weights, without waiting for updates"
-    return forward, "the newest weights at every step, without waiting"
-
-
-def _collection(scheme: Scheme) -> list[str]:
-    size, workers = scheme.train_envs_factory.vec_env_size, scheme.col_remote_workers
-    envs = checks.counted(size, "environment")
-    if not workers:
-        stops, gradients = "", scheme.gradients
-        if gradients is not None and gradients.has_stragglers:  # when the others stop
-            stops = f", until {gradients.fraction_workers:.0%} are ready"
-        return [f"{_learners(scheme)}: {envs}", f"synchronous{stops}"]
-    workers_line = f"{_workers(workers, scheme.col_backend)} with {envs} each"
-    whose = ["for every gradient worker"] if scheme.grad_remote_workers else []
-    central = [f"actions {_learners(scheme)}"] if scheme.inference == "central" else []
-    return [workers_line, *whose, *central, scheme.col_communication]
-
-
-def _learners(scheme: Scheme) -> str:
-    return "in each gradient worker" if scheme.grad_remote_workers else "in the learner's process"
-
-
-def _storage(scheme: Scheme) -> list[str]:
-    lines = [type(scheme.storage_factory).__name__, _learners(scheme)]
-    if scheme.replay.is_used:
-        lines.append(f"replay of {scheme.replay.replay_size:,} steps")
-    if scheme.learns_from_transitions:
-        how, ratio = scheme.transitions, scheme.replay.replay_ratio
-        often = "as often as possible" if math.isinf(ratio) else f"{ratio:g} for each new one"
-        by_priority = ", by priority" if how.priority_exponent else ""
-        goals = f", {how.hindsight_share:g} with other goals" if how.hindsight_share else ""
-        lines.append(f"{often}{by_priority}{goals}")
-    return lines
-
-
-def _learner(scheme: Scheme) -> list[str]:
-    network = scheme.actor_factory.spec
-    memory = ", recurrent" if network.use_lstm else ""
-    gradients = "gradients in this process"
-    if workers := scheme.grad_remote_workers:
-        where = _workers(workers, scheme.grad_backend)
-        gradients = f"gradients in {where}, {scheme.grad_communication}"
-    return [
-        f"{scheme.algo_factory.algo.__name__}, network {network.name}{memory}",
-        gradients,
-        f"{scheme.update_execution} update",
-    ]
-
-
 def _workers(count: int, backend: str) -> str:
+    """Returns the workers in words; without any, the process that does their work."""
+    if not count:
+        return "the learner's process"
     if backend == "ray":
         return checks.counted(count, "Ray actor")
     return f"{count} process{'es' * (count > 1)}"

@@ -180,6 +180,15 @@ def test_an_optimiser_without_a_term_does_not_move() -> None:
     assert numbers(step.algo.actor) != [0.5]
 
 
+def test_a_network_that_is_frozen_as_a_whole_stays_while_the_others_learn() -> None:
+    """The actor's term depends on the critic too, which the actor's optimiser does not move."""
+    step = toy()
+    step.algo.actor.requires_grad_(False)
+    metrics = step.update(two_transitions()).metrics
+    assert metrics["actor_grad_norm"] == 0 and numbers(step.algo.actor) == [0.5]
+    assert numbers(step.algo.critic) == pytest.approx([1.075, 1.925])
+
+
 @pytest.mark.parametrize("other", ["none", "acter"])
 def test_a_term_that_no_optimiser_minimises_is_an_error(other: str) -> None:
     terms = {"critic_loss": "critic"} | ({} if other == "none" else {"actor_loss": other})

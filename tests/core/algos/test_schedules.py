@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -166,3 +167,19 @@ def test_a_restarted_schedule_begins_at_its_step_and_survives_a_checkpoint(
     other.load_state_dict(first.state_dict())
     rates = [each.algo.optimisers["actor"].param_groups[0]["lr"] for each in (first, other)]
     assert rates == pytest.approx([0.8 * 2 / 3] * 2)
+
+
+@dataclasses.dataclass
+class Drop:
+    """Has no hash, as every dataclass that is not frozen."""
+
+    at: float
+
+    def __call__(self, share: float) -> float:
+        return 1.0 if share < self.at else 0.1
+
+
+def test_a_schedule_may_be_an_object_without_a_hash() -> None:
+    schedule = Schedule(0.8, Drop(0.5))
+    assert [schedule.at(step, 100) for step in (0, 50)] == pytest.approx([0.8, 0.08])
+    assert schedule.ending(1000) == f"{__name__}:Drop until step 1,000"

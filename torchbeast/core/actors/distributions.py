@@ -119,8 +119,7 @@ class ActionDistribution(ABC):
         """
         if not self.is_enumerable:
             raise NotImplementedError(f"{type(self).__name__} actions cannot be enumerated")
-        first, *others = self.choices(params)
-        joint = first
+        joint, *others = self.choices(params)
         for choice in others:
             joint = (joint.unsqueeze(-1) + choice.unsqueeze(-2)).flatten(-2)
         return joint
@@ -421,13 +420,14 @@ class SquashedGaussian(Gaussian):
     widths) the u that `log_prob` computes is off by some hundredths, and on the bound it is taken
     as 8.7; `rsample` knows u. Ratios of two policies are hardly affected, since both use the same
     u. kl is exact: it is the Gaussians' KL. The entropy has no closed form; the trapezoidal
-    rule over u gives it to 2e-3 nats, deterministic and differentiable.
+    rule over u gives it to 2e-3 nats, deterministic and differentiable. The mode is the action of
+    the mean, which half of the samples lie below, entry by entry; with large deviations the density
+    is higher next to the bounds.
     """
 
     def __init__(self, box: spaces.Box) -> None:
         super().__init__(box)
-        bounds = (torch.tensor(bound, dtype=self._dtype) for bound in (box.low, box.high))
-        low, high = (bound.reshape(box.shape) for bound in bounds)
+        low, high = torch.tensor(box.bounds, dtype=self._dtype)
         self._bounds = _OnDevices(low, high)
         if not self._is_bounded.all():
             entry = int(self._is_bounded.int().argmin())
@@ -438,19 +438,10 @@ class SquashedGaussian(Gaussian):
                 "declare the actual bounds, or use impala or ppo"
             )
 
-    def sample(self, params: Tensor) -> Tensor:
-        return self._squashed(_normal(*_mean_and_log_std(params)))
-
     def rsample(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """Returns a sample [..., *shape] and its log-density [...], differentiable in params."""
         u = _normal(*_mean_and_log_std(params))
-        return self._squashed(u), self._log_density(params, u)
-
-    def mode(self, params: Tensor) -> Tensor:
-        """The action of the mean, which half of the samples lie below, entry by entry. The density
-        may be higher elsewhere: with large deviations it is so next to the bounds.
-        """
-        return self._squashed(_mean_and_log_std(params)[0])
+        return self._action(u), self._log_density(params, u)
 
     def log_prob(self, params: Tensor, action: Nest[Tensor]) -> Tensor:
         squashed = self.features(action).clamp(-_LARGEST_TANH, _LARGEST_TANH)
@@ -474,7 +465,7 @@ class SquashedGaussian(Gaussian):
         """Returns actions [..., *shape] of units [..., num_features], of which -1 and 1 are the
         bounds, the inverse of `features`; clips.
         """
-        return self._action(units).clamp(*self._bounds.beside(units))
+        return super()._action(units).clamp(*self._bounds.beside(units))
 
     def _log_density(self, params: Tensor, u: Tensor) -> Tensor:
         """Returns the log-density [...] of the action that u [..., num_features] becomes."""
@@ -483,9 +474,9 @@ class SquashedGaussian(Gaussian):
         log_normal = -0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)
         return (log_normal - self._log_scale(u) - _log_slope_of_tanh(u)).sum(-1)
 
-    def _squashed(self, u: Tensor) -> Tensor:
-        """Scales tanh(u) to the box; clips, because rounding may exceed a bound."""
-        return self.in_box(u.tanh())
+    def _action(self, units: Tensor) -> Tensor:
+        """Scales tanh(units) to the box; clips, because rounding may exceed a bound."""
+        return self.in_box(units.tanh())
 
 
 class Product(Joint):

@@ -165,10 +165,11 @@ class Schedule:
 
     def ending(self, total_steps: int) -> str:
         """Returns words about the rest of the run, for its start."""
-        if self.shape == "constant":
+        if not self.changes:
             return "constant"
-        end = f" to {self.final:g} at" if self.shape in SHAPES else " until"
-        return f"{_shape_name(self.shape)}{end} step {total_steps:,}"
+        name = _shape_name(self.shape)  # an object need not have a hash
+        end = f" to {self.final:g} at" if name in SHAPES else " until"
+        return f"{name}{end} step {total_steps:,}"
 
 
 def _shape_name(shape: Shape) -> str:

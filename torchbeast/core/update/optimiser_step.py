@@ -370,7 +370,7 @@ class OptimiserStep(Generic[BatchT]):
         ]
         for number, (parameters, total) in enumerate(totals, start=1):
             trained = [p for p in parameters if p.requires_grad]
-            if total.requires_grad:  # else its terms depend on frozen parameters only
+            if trained and total.requires_grad:  # else whatever it would move is frozen
                 total.backward(  # type: ignore[no-untyped-call]
                     inputs=trained, retain_graph=number < len(totals)
                 )
@@ -422,7 +422,6 @@ class OptimiserStep(Generic[BatchT]):
         optimiser.
         """
         counters = Counters()
-        saving.check_state(self.algo, state)
         counters.load_state_dict(state["scheduler_state_dict"])
         saving.restore(self.algo, state)
         self.algo.counters = counters

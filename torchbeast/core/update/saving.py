@@ -37,34 +37,26 @@ def state_of(algo: Algorithm[Any]) -> dict[str, Any]:
     return state
 
 
-def check_state(algo: Algorithm[Any], state: Mapping[str, Any]) -> None:
-    """Raises ValueError, naming the first difference, if `restore` cannot restore the state."""
-    models, optimisers = _saved(algo, state)
+def restore(algo: Algorithm[Any], state: Mapping[str, Any]) -> None:
+    """Restores the result of `state_of`.
+
+    Raises ValueError, naming the first difference, with nothing changed, if it belongs to another
+    model, algorithm or optimiser.
+    """
+    further = state.get(ALGORITHM, {"models": {}, "optimisers": {}})
+    models: Mapping[str, Any] = {"actor": state["model_state_dict"], **further["models"]}
+    only = dict.fromkeys(algo.optimisers, state["optimizer_state_dict"])
+    optimisers: Mapping[str, Any] = further["optimisers"] or only
     _check_names("models", algo, algo.models, models)
     _check_names("optimisers", algo, algo.optimisers, optimisers)
     for name, model in algo.models.items():
         check_fits(model, models[name])
     for name, optimiser in algo.optimisers.items():
         _check_optimiser(name, optimiser, optimisers[name])
-
-
-def restore(algo: Algorithm[Any], state: Mapping[str, Any]) -> None:
-    """Restores the result of `state_of`; call `check_state` first."""
-    models, optimisers = _saved(algo, state)
     for name, model in algo.models.items():
         model.load_state_dict(models[name])
     for name, optimiser in algo.optimisers.items():
         optimiser.load_state_dict(optimisers[name])
-
-
-def _saved(
-    algo: Algorithm[Any], state: Mapping[str, Any]
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Returns the saved states of all models and of all optimisers by name."""
-    further = state.get(ALGORITHM, {"models": {}, "optimisers": {}})
-    models = {"actor": state["model_state_dict"], **further["models"]}
-    only = dict.fromkeys(algo.optimisers, state["optimizer_state_dict"])
-    return models, further["optimisers"] or only
 
 
 def _check_names(
