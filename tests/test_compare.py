@@ -262,9 +262,32 @@ def test_a_suite_of_a_file_is_read(tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     file.write_text('{"envs": ["A-v1", "B-v1"], "presets": {"ppo": ["cartpole-ppo"]}}')
     assert suite(str(file)).words("ppo", None) == ["env=A-v1,B-v1", "--preset=cartpole-ppo"]
-    file.write_text('{"envs": ["A-v1"]}')
+    file.write_text('{"presets": {"PPO": ["cartpole-ppo"]}}')
+    assert suite(str(file)).words("ppo", None) == ["--preset=cartpole-ppo"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"envs": ["A-v1"]}',
+        '{"presets": {"ppo": "cartpole-ppo"}}',
+        '{"presets": {}, "envs": "A-v1"}',
+    ],
+)
+def test_a_suite_of_a_file_that_lacks_lists_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text(text)
     with pytest.raises(UsageError, match=r"must contain .*presets"):
-        suite(str(file))
+        suite(str(tmp_path / "mine.json"))
+
+
+def test_a_suite_of_which_a_part_was_extended_has_no_report_yet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs(tmp_path / "a", [1.0], total_steps=1000)
+    run(tmp_path / "a" / "longer", 2.0, seed=7, total_steps=2000)
+    row = SimpleNamespace(progress=SimpleNamespace(mean_return=1.0))
+    program._report([row], tmp_path / "a")  # type: ignore[list-item]
+    assert "No comparison: runs of a set may differ only" in capsys.readouterr().out
 
 
 def test_what_a_suite_does_not_have_is_named() -> None:
@@ -322,3 +345,12 @@ def test_a_report_is_of_the_suites_own_folder_whatever_its_name(tmp_path: Path) 
 def test_the_presets_of_all_suites_exist() -> None:
     named = {name for each in SUITES.values() for names in each.presets.values() for name in names}
     assert named <= PRESETS.keys()
+
+
+def test_a_score_is_of_a_hundred_episodes_whatever_the_run_shows(tmp_path: Path) -> None:
+    run(tmp_path / "a" / "1", 5.0, episodes_for_avg=200)
+    columns = "_tick,_time,step,mean_episode_return,mean_return,episodes"
+    (tmp_path / "a" / "1" / "fields.csv").write_text(columns + "\n")
+    rows = "0,1.0,500,-50.0,-50.0,100\n1,2.0,1000,5.0,-22.5,200\n"
+    (tmp_path / "a" / "1" / "logs.csv").write_text(f"# {columns}\n{rows}")
+    assert [*compare.read(str(tmp_path / "a")).scores("Catch")] == [5.0]

@@ -72,6 +72,15 @@ def test_a_package_that_is_not_installed_is_named_with_the_remedy() -> None:
     assert re.fullmatch(expected, done.stderr) and done.returncode == 2
 
 
+def test_a_script_whose_last_word_is_m_may_import_the_package(tmp_path: Path) -> None:
+    """It is Hydra's switch for several runs."""
+    (tmp_path / "script.py").write_text("import torchbeast\n")
+    env = os.environ | {"PYTHONPATH": str(Path(torchbeast.__file__).parents[1])}
+    words = [sys.executable, str(tmp_path / "script.py"), "-m"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     "program",
     [

@@ -67,8 +67,7 @@ class ScoredRun(NamedTuple):
     @property
     def curve(self) -> plot.Points:
         """The returns by step."""
-        points = plot.curve(self.folder, column=self.column)
-        return [(step, value) for step, value in points if not math.isnan(value)]
+        return plot.curve(self.folder, column=self.column)
 
 
 class Runs(NamedTuple):
@@ -149,11 +148,12 @@ def read(pattern: str, name: str = "") -> Runs:
     runs_by_task: dict[str, list[ScoredRun]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for folder in folders:
-        progress = LogFollower(folder, EPISODES).read()
+        of_run = plot.settings_of_run(folder)
+        is_logged = of_run.get("episodes_for_avg", EPISODES) == EPISODES
+        progress = LogFollower(folder, EPISODES, is_logged=is_logged).read()
         if math.isnan(progress.mean_return):
             print(f"Skipping {folder}: no episode has ended yet.", file=sys.stderr)
             continue
-        of_run = plot.settings_of_run(folder)
         scores = _scores(of_run, folder, progress.mean_return)
         of_run = {name: value for name, value in of_run.items() if name not in differing}
         for task, (column, score) in scores.items():

@@ -179,7 +179,7 @@ def _program() -> str:
 def _module() -> str:
     """Returns the module of `python -m module`, or ""."""
     words = sys.orig_argv
-    return words[words.index("-m") + 1] if "-m" in words else ""
+    return words[words.index("-m") + 1] if "-m" in words[:-1] else ""
 
 
 def exit_code_of(program: str, body: Callable[[], int]) -> int:

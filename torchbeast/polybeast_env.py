@@ -53,6 +53,13 @@ def _serve(flags: PolyBeastEnvFlags) -> Failure | None:
     learners = flags.servers.learners()
     _check_enough_streams(plans, learners)
     supervisor = Supervisor()
+    last: dict[str, str] = {}  # message about each learner
+
+    def say(learner: str, sentence: str) -> None:
+        if last.get(learner) != sentence:
+            last[learner] = sentence
+            print(sentence, flush=True)
+
     with supervisor.signals(), PrometheusEndpoint().served(flags.metrics) as endpoint:
         addresses, security = _addresses(flags), flags.protection
         if security is not None:
@@ -63,9 +70,8 @@ def _serve(flags: PolyBeastEnvFlags) -> Failure | None:
             plans,
             addresses,
             security=security,
-            counts=flags.metrics.metrics_port is not None,
             learners=learners,
-            say=_LearnerMessages(),
+            say=say,
         )
         with closing(servers):
             if servers.wait_ready():
@@ -74,18 +80,6 @@ def _serve(flags: PolyBeastEnvFlags) -> Failure | None:
             while not supervisor.wait(_POLL_S):
                 endpoint.show(_metrics(servers, plans))
     return supervisor.failure
-
-
-class _LearnerMessages:
-    """Prints messages of server processes about learners, each message once."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, str] = {}  # by learner
-
-    def __call__(self, learner: str, sentence: str) -> None:
-        if self._last.get(learner) != sentence:
-            self._last[learner] = sentence
-            print(sentence, flush=True)
 
 
 def _addresses(flags: PolyBeastEnvFlags) -> list[str]:

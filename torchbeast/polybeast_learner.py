@@ -35,7 +35,7 @@ from torchbeast.reporting.run_folder import session
 from torchbeast.run.config import UNKNOWN
 from torchbeast.run.learner_run import LearnerRun
 from torchbeast.run.plan import Plan
-from torchbeast.run.training import DONE
+from torchbeast.run.training import DONE, ENOUGH
 from torchbeast.servers.addresses import hosts, server_addresses, socket_path, user_basename
 from torchbeast.servers.config import ServedEnvConfig
 from torchbeast.servers.security import credentials, flags_of_others, silence_grpc
@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # compiled; `main` reports its absence
 
 PROGRAM = "polybeast_learner"
 _SERVERS = "the servers"  # key of the message from rank 0 to the others
+_ENVS = "environments of rank "  # keys of the messages of all
 _PAUSE_S = 0.1
 
 
@@ -119,13 +120,13 @@ def _found(
     If hosts dial in, each learner has its own hosts, which must serve the same environment as the
     hosts of rank 0.
     """
-    goes_on, learners = supervisor.check_goes_on, 1 if replica is None else replica.size
+    goes_on = supervisor.check_goes_on
     if replica is None or replica.leads:
-        fleet = _find(flags, join_server, learners, goes_on)
+        fleet = _find(flags, join_server, replica, goes_on)
         if replica is not None:
             replica.ranks.tell(_SERVERS, json.dumps(fleet.descriptions))
         return fleet
-    own = None if join_server is None else _find(flags, join_server, learners, goes_on)
+    own = None if join_server is None else _find(flags, join_server, replica, goes_on)
     from torchbeast.core.update.torch_ranks import TIMEOUT_S
     from torchbeast.servers.discovery import check_same, fleet_of
 
@@ -144,7 +145,7 @@ def _found(
 def _find(
     flags: PolyBeastLearnerFlags,
     join_server: JoinServer | None,
-    learners: int,
+    replica: Replica | None,
     check_goes_on: Callable[[], None],
 ) -> ServerFleet:
     """Finds the servers: on this machine, on other machines, or of hosts that dial in."""
@@ -153,14 +154,23 @@ def _find(
     served = flags.fleet
     wanted, timeout = served.num_envs, served.connect_timeout
     if join_server is not None:
-        return join_server.find(
-            None if wanted is None else -(-wanted // learners), timeout, check_goes_on
-        )
+        if replica is None:
+            return join_server.find(wanted, timeout, check_goes_on)
+        return join_server.find(wanted, timeout, check_goes_on, functools.partial(_of_all, replica))
     if served.env_servers is None:
         named = [served.pipes_basename or user_basename()]
     else:
         named = hosts(served.env_servers)
     return find_servers(named, wanted, timeout, flags.protection, check_goes_on)
+
+
+def _of_all(replica: Replica, own: int) -> int:
+    """Returns the number of environments of all learners, as they told it last; tells them the
+    number of this one's.
+    """
+    replica.ranks.tell(f"{_ENVS}{replica.rank}", str(own))
+    told = (replica.ranks.told(f"{_ENVS}{rank}", lambda: True) for rank in range(replica.size))
+    return sum(int(count or 0) for count in told)
 
 
 def _described(fleet: ServerFleet, asked: ServedEnvConfig) -> ServerFleet:
@@ -209,7 +219,8 @@ def _join_server(
         say(f"Waiting for hosts at {addresses[0]}: python -m torchbeast.polybeast_env {others}")
         yield opened
     finally:
-        opened.close(run_has_ended=supervisor.reason == DONE and supervisor.failure is None)
+        is_complete = supervisor.reason in (DONE, ENOUGH) and supervisor.failure is None
+        opened.close(run_has_ended=is_complete)
 
 
 def plan_of(

@@ -68,8 +68,9 @@ class StatusFlags(Settings):
         if self.is_here:
             self.security.check_unused("HOST:PORT")
             return None
-        flag = "HOST:PORT" if self.learner is None else "--learner"
-        return self.security.connecting(flag, "the servers'")
+        if self.learner is None:
+            return self.security.connecting("HOST:PORT", "the servers'")
+        return self.security.connecting("--learner", "the learner's")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -141,8 +141,11 @@ def suite(name: str) -> Suite:
     try:
         with refusing_paths("use a file that can be read"):
             read = json.loads(Path(expanded(name)).read_text(encoding="utf-8"))
-        presets = {algo: tuple(each) for algo, each in read["presets"].items()}
-        return Suite(presets=presets, envs=tuple(read.get("envs", ())))
+        envs = read.get("envs", [])
+        if any(isinstance(names, str) for names in (envs, *read["presets"].values())):
+            raise ValueError("a name in place of a list")
+        presets = {spelt(algo): tuple(each) for algo, each in read["presets"].items()}
+        return Suite(presets=presets, envs=tuple(envs))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(
             f'{name} must contain {{"envs": ["A", "B"], "presets": {{"ppo": ["cartpole-ppo"]}}}}'
@@ -218,8 +221,11 @@ def _report(rows: Sequence[AgentRow], folder: Path) -> None:
     if all(math.isnan(row.progress.mean_return) for row in rows):
         return
     output = [folder / "suite.json", *([folder / "suite.png"] if find_spec("matplotlib") else [])]
-    compare.run(compare.CompareFlags(runs=(str(folder),), output=tuple(output)))
-    print(f"Results: {', '.join(map(str, output))}")
+    try:
+        compare.run(compare.CompareFlags(runs=(str(folder),), output=tuple(output)))
+        print(f"Results: {', '.join(map(str, output))}")
+    except UsageError as error:  # for example before all runs have been extended
+        print(f"No comparison: {error}.")
 
 
 def train_zoo(flags: SuiteFlags, words: Sequence[str]) -> int:

@@ -78,12 +78,17 @@ std::string listener(const sockaddr_un& name) {
                       " serves it; stop that one or choose another address");
 }
 
-// Binds an abstract socket name derived from the path. The kernel gives it to one socket only and
+// Binds an abstract socket name derived from the folder and the file's name. The kernel gives it to one socket only and
 // releases it with the process, even a killed one; no file is left behind.
 int take_lock(const std::string& address, const std::string& path, const sockaddr_un& name) {
 #ifdef __linux__
-  const std::string whole = fs::weakly_canonical(fs::absolute(path)).string();
-  const std::string key = "torchbeast-" + std::to_string(std::hash<std::string>{}(whole));
+  // By the folder itself, not its path: two jobs of a machine may each have a /tmp of their own.
+  const fs::path whole = fs::absolute(path);
+  struct stat folder {};
+  ::stat(whole.parent_path().c_str(), &folder);
+  const std::string place = std::to_string(folder.st_dev) + ":" + std::to_string(folder.st_ino) +
+                            "/" + whole.filename().string();
+  const std::string key = "torchbeast-" + std::to_string(std::hash<std::string>{}(place));
   sockaddr_un lock{};
   lock.sun_family = AF_UNIX;
   std::memcpy(lock.sun_path + 1, key.c_str(), key.size());  // a leading 0 byte: no file

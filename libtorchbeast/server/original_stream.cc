@@ -80,7 +80,7 @@ class OriginalStream {
                   message->mutable_observation());
     message->set_reward(step.reward.as<float>()[0]);
     message->set_done(done);
-    message->set_episode_step(counters_.steps().as<std::int32_t>()[0]);
+    message->set_episode_step(counters_.steps(step).as<std::int32_t>()[0]);
     message->set_episode_return(counters_.returns().as<float>()[0]);
   }
 

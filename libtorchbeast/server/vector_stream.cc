@@ -29,7 +29,7 @@ void fill(const EnvStep& step, const EpisodeCounters& counters, rpcenv::VectorSt
   codec::encode(step.terminated, message->mutable_terminated());
   codec::encode(step.truncated, message->mutable_truncated());
   codec::encode(step.episode_end, message->mutable_episode_end());
-  codec::encode(counters.steps(), message->mutable_episode_step());
+  codec::encode(counters.steps(step), message->mutable_episode_step());
   codec::encode(counters.returns(), message->mutable_episode_return());
   if (step.final_observation) {
     codec::encode(*step.final_observation, message->mutable_final_observation());
@@ -87,7 +87,14 @@ void EpisodeCounters::restart(const EnvStep& step) {
   }
 }
 
-Array EpisodeCounters::steps() const { return array_of<std::int32_t>(steps_); }
+Array EpisodeCounters::steps(const EnvStep& step) const {
+  std::vector<std::int32_t> steps = steps_;
+  for (std::size_t e = 0; step.resets && e < steps.size(); ++e) {
+    if (step.resets->as<bool>()[e]) steps[e] = 0;
+  }
+  return array_of<std::int32_t>(steps);
+}
+
 Array EpisodeCounters::returns() const { return array_of<float>(returns_); }
 
 EnvStep first_step(Env& env, std::uint64_t seed) {

@@ -24,7 +24,8 @@ class EpisodeCounters {
   // Resets the counters of environments whose episode ended.
   void restart(const EnvStep& step);
 
-  Array steps() const;
+  // The steps so far; 0 in rows of `step` that only begin an episode or a life.
+  Array steps(const EnvStep& step) const;
   Array returns() const;
 
  private:

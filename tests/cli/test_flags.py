@@ -40,6 +40,7 @@ from torchbeast.export import ExportFlags
 from torchbeast.fleets.system import available_cores
 from torchbeast.plot import PlotFlags
 from torchbeast.servers.config import FleetConfig, ServersConfig
+from torchbeast.status import StatusFlags
 
 ORIGINAL_LEARNER_FLAGS = [
     "env",
@@ -656,3 +657,8 @@ def test_buffers_are_counted_in_rollouts_of_one_environment() -> None:
     assert MonoBeastFlags().processes.buffers() == 2 * MonoBeastFlags().processes.environments()
     with pytest.raises(UsageError, match="45 environments need as many .*--num_buffers is 44"):
         parse(MonoBeastFlags, "monobeast", ["--num_envs", "45", "--num_buffers", "44"])
+
+
+def test_status_names_whose_certificate_it_needs() -> None:
+    with pytest.raises(UsageError, match="--learner needs --tls_ca, the learner's CA certificate"):
+        parse(StatusFlags, "status", ["--learner", "a:1"])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import pickle
 import subprocess
@@ -216,3 +217,13 @@ def test_others_are_refused_with_what_is_taken_and_what_came(
 def test_a_callable_that_takes_none_says_so() -> None:
     with pytest.raises(SpecError, match="^made: .*'size'; it takes nothing, got size=8$"):
         check_takes(Outer.made, {"size": 8}, "made")
+
+
+class Maker:
+    def __call__(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("source", [functools.partial(gridworld, 8), Maker()])
+def test_the_name_of_an_object_is_the_same_in_every_process(source: Any) -> None:
+    assert " at 0x" not in Spec.naming(source).name

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from torchbeast.core.envs.frame_stack import FrameStacker, stacked_space
+from torchbeast.core.envs.frame_stack import FrameStacker, frame_spec, stacked_space
 from torchbeast.core.envs.spaces import ArraySpec
 
 
@@ -133,3 +133,8 @@ def test_a_number_cannot_be_stacked() -> None:
 def test_a_stack_of_none_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1, got 0"):
         FrameStacker(0)
+
+
+def test_a_frame_is_found_in_a_stack_whose_entries_have_categories_of_their_own() -> None:
+    each = ArraySpec((2,), "int64", categories=(5, 3), start=(1, 0))
+    assert frame_spec(stacked_space(each, 2), 2) == ArraySpec((2,), "int64")

@@ -232,3 +232,19 @@ def test_environments_that_cannot_be_made_are_refused_at_once() -> None:
         make_vec("CartPole-v1", 3, lenght=7)
     with pytest.raises(ValueError, match="vec_env_size must be at least 1, got 0"):
         make_vec("CartPole-v1", 0)
+
+
+def test_the_threads_that_step_environments_do_not_say_which_they_are() -> None:
+    kwargs = {"env": "Catch", "num_threads": 2, "render": False}
+    assert envs.spec_of(envs.make, kwargs) == EnvSpec("Catch")
+
+
+def test_a_class_of_a_script_may_have_the_name_of_a_built_in_environment() -> None:
+    pytest.importorskip("cloudpickle")
+    own = type("Catch", (Counting,), {"__module__": "__main__"})
+    assert isinstance(envs.make(EnvSpec.of(own), 2), SyncVecEnv)
+
+
+def test_an_environment_in_place_of_a_function_is_refused_with_what_to_give() -> None:
+    with pytest.raises(TypeError, match="give a function, such as lambda"):
+        make_vec(gymnasium.make("CartPole-v1"))  # type: ignore[arg-type]

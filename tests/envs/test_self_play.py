@@ -271,3 +271,38 @@ def test_a_game_of_one_agent_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="needs a game of several agents, and Alone is not one"):
         SelfPlay(vec_env_of(Alone, {}, 1, "Alone"), 2, str(tmp_path))
+
+
+def test_a_resumed_run_begins_with_the_rating_of_its_newest_version(tmp_path: Path) -> None:
+    env, _ = games_of_turns(1, tmp_path)
+    agent = make_agent(ActorSpec("mlp"), env.observation_space, env.action_space, 1)
+    PastVersions(tmp_path, agent, every=100, step=0)(100, {"info_elo": 70.0})
+    PastVersions(tmp_path, agent, every=100, step=100)(200, {"info_elo": math.nan})
+    assert torch.load(version_path(tmp_path, 200))["elo"] == 70.0
+
+
+@pytest.mark.long
+def test_a_version_has_the_newest_weights_where_only_workers_have_them(tmp_path: Path) -> None:
+    pool = tmp_path / "pool"
+    spec = EnvSpec("agent_games:Turns", options=EnvOptions(selfplay=str(pool)))
+    envs, _, _ = VecEnv.create_factory(env_fn=make_env, env_kwargs={"env": spec}, vec_env_size=4)
+    storage = OnPolicyGAEBuffer.create_factory(size=20)
+    axes: Any = {"grad_remote_workers": 1, "update_execution": "decentralised"}
+    scheme = Scheme.preset("ppo", envs, storage_factory=storage, **axes)
+    with Learner(scheme, target_steps=560, log_dir=tmp_path / "run", seed=1) as learner:
+        learner.step()
+        (path,) = pool.iterdir()
+        written = torch.load(path, weights_only=True)["weights"]
+        for name, value in learner.actor.state_dict().items():
+            torch.testing.assert_close(written[name], value)
+
+
+def test_a_network_that_cannot_be_imported_is_refused_at_once(tmp_path: Path) -> None:
+    class Mine(Always):
+        """Only this function knows it."""
+
+    pytest.importorskip("cloudpickle")
+    env, _ = games_of_turns(1, tmp_path)
+    agent = make_agent(ActorSpec.of(Mine), env.observation_space, env.action_space, 1)
+    with pytest.raises(UsageError, match="put the network into a module"):
+        PastVersions(tmp_path, agent, every=1, step=0)

@@ -21,6 +21,8 @@ import pytest
 
 import torchbeast
 from torchbeast import envs, monobeast
+from torchbeast.cli.command_line import parse
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.envs import make_environment
@@ -560,6 +562,14 @@ def test_flags_of_another_agent_are_refused_with_both_sides(
     finished(run)
     assert command(run, "--follow", *words) == 2
     assert f"{both}, as in the run run, not" in capsys.readouterr().err
+
+
+def test_the_network_of_an_off_policy_run_is_named_as_in_training(tmp_path: Path) -> None:
+    flags = {"algo": "dqn", "model": "mlp"}
+    saved = {"flags": flags, "model": "q-mlp", "model_state_dict": {}, "format": 1}
+    words = ["--savedir", str(tmp_path), "--xpid", "a", "--mode", "test", "--follow"]
+    typed = parse(MonoBeastFlags, "monobeast", [*words, "--model", "mlp"])
+    typed._check_typed(saved, tmp_path / "a" / "model.tar")
 
 
 def test_the_best_can_be_played_by_its_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from torchbeast import envs, load_agent
 from torchbeast.cli.command_line import parse
+from torchbeast.cli.flags import PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.collect.contract import CollectionPlan
 from torchbeast.core.actors.contract import Actor
@@ -176,6 +177,21 @@ def test_a_learner_calls_a_servers_factory_only_with_arguments_that_were_typed(
         with pytest.raises(UsageError, match=SENTENCE):
             here(envs.EnvSpec(typed.get("env", "")))
     assert here(envs.EnvSpec(name, kwargs)).kwargs == kwargs
+    assert here(envs.EnvSpec(name, {"command": "false"})).kwargs == {"command": "false"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--eval_every", "9"),
+        ("--callback", "a:B"),
+        ("--algo", "dqn", "--n_step", "1", "--hindsight_share", "0.8"),
+    ],
+)
+def test_a_learner_takes_arguments_for_environments_of_its_own(words: tuple[str, ...]) -> None:
+    typed = ["--env", OWN, "--env_kwargs", '{"rows": 10}', *words]
+    flags = parse(PolyBeastLearnerFlags, "polybeast_learner", typed)
+    assert flags.environment.asked == envs.EnvSpec(OWN, {"rows": 10})
 
 
 def test_arguments_of_a_built_in_environment_are_recorded_as_described(tmp_path: Path) -> None:

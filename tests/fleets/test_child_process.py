@@ -70,6 +70,12 @@ def test_a_child_receives_messages_and_sends_reports(start: Any) -> None:
     assert [child.report() for _ in range(3)] == [{"heard": {"number": n}} for n in range(3)]
 
 
+def test_arguments_may_be_longer_than_a_word_of_a_command_line(start: Any) -> None:
+    child = start("echo", padding="x" * 1_000_000)
+    child.process.send({"number": 1})
+    assert child.report() == {"heard": {"number": 1}}
+
+
 def test_a_child_that_is_asked_to_end_ends_without_a_failure(start: Any) -> None:
     child = start("echo")
     child.process.send({})
@@ -245,6 +251,16 @@ def test_output_without_an_end_of_line_is_not_kept_until_there_is_one(
     start("draw_a_bar")
     wait_for(lambda: len(caplog.messages) >= 3)
     assert caplog.messages[0] == f"the draw_a_bar: {'#' * 65_536}"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="there are no such signals here")
+def test_a_child_that_is_killed_by_a_signal_without_a_name_is_reported(start: Any) -> None:
+    child = start("echo")
+    child.process.send({})
+    child.report()
+    number = signal.SIGRTMIN + 1
+    os.kill(child.process.pid, number)
+    assert str(child.end()) == f"process {child.process.pid} was killed by signal {number}"
 
 
 def test_a_child_that_prints_in_every_step_cannot_fill_the_disk(

@@ -122,6 +122,13 @@ class TwoSteps(IMPALA):
         return batch.split(-(-batch.batch_size // 2))
 
 
+class NoMinibatches(IMPALA):
+    """Its author forgot small batches."""
+
+    def minibatches(self, batch: Rollout) -> Sequence[Rollout]:
+        return []
+
+
 class NotesCounters(TwoSteps):
     """Logs the counters before an update, and a buffer of the actor that follows them."""
 

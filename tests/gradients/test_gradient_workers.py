@@ -23,6 +23,7 @@ from gradient_running import (
     BadLoss,
     Learning,
     MeanImpala,
+    NoMinibatches,
     NotesCounters,
     T,
     ThreadFleet,
@@ -405,6 +406,17 @@ def test_ranks_meet_where_the_fleet_is_reached_by_nccl_if_each_has_a_gpu(
     assert workers._meeting() == ("10.0.0.7", workers._store.port, device)
 
 
+@pytest.mark.parametrize("how", [CENTRAL, FREE, APART])
+def test_a_batch_without_minibatches_ends_the_run_as_with_one_learner(how: Any) -> None:
+    learning = Learning(kind=NoMinibatches)
+    make = partial(of_given, learning=learning, batches=given(2, 2))
+    with (
+        running(make, learning.step(), **how) as (workers, _),
+        pytest.raises(RunError, match=r"minibatches\(\) yielded none"),
+    ):
+        learnt(workers, 1)
+
+
 def test_what_does_not_go_together_is_refused_with_both_parts() -> None:
     with pytest.raises(IncompatibleParts, match=r"decentralised.*asynchronous"):
         GradientConfig(num_workers=2, **FREE, **DECENTRAL)
@@ -412,3 +424,12 @@ def test_what_does_not_go_together_is_refused_with_both_parts() -> None:
         GradientConfig(num_workers=2, fraction_workers=0.5, **FREE)
     with pytest.raises(ValueError, match="fraction_samples"):
         GradientConfig(num_workers=2, fraction_samples=1.5)
+
+
+def test_the_state_that_was_copied_is_known_after_the_end_of_the_workers() -> None:
+    learning = Learning()
+    make = partial(of_given, learning=learning, batches=given(2, 1))
+    with running(make, learning.step(), **DECENTRAL) as (workers, _):
+        learnt(workers, 1)
+        workers.state_dict()
+    assert workers.state_dict()["scheduler_state_dict"]["version"] == 1

@@ -621,3 +621,23 @@ def test_a_schedule_of_steps_is_due_once_for_each_multiple() -> None:
 def test_a_schedule_needs_one_period(steps: int | None, seconds: float | None, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Evaluation(steps, every_seconds=seconds)
+
+
+def test_a_run_from_another_ones_checkpoint_keeps_a_best_of_its_own(tmp_path: Path) -> None:
+    with scored(tmp_path / "a", (5.0,)) as learner:
+        learner.step()
+        kept = learner.save_model(tmp_path / "kept.tar")
+    with scored(tmp_path / "b", (4.0,)) as learner:
+        learner.restore(kept)
+        learner.step()
+    assert best_step(tmp_path / "b") == 2 * STEPS
+
+
+def test_an_evaluation_that_is_used_for_a_second_run_begins_anew(tmp_path: Path) -> None:
+    evaluation = Evaluation(STEPS)
+    for name, score in (("a", 5.0), ("b", 4.0)):
+        learner = Scored(scheme_of(), 10**6, tmp_path / name, callbacks=[evaluation])
+        learner.scores = (score,)
+        learner.step()
+        learner.close()
+        assert evaluation.best == score and best_step(tmp_path / name) == STEPS

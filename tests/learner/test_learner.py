@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -639,3 +641,55 @@ def test_an_algorithm_of_ones_own_learns(tmp_path: Path) -> None:
         assert learner.train()["step"] == 2 * STEPS
     recorded = torchbeast.load_checkpoint(tmp_path / "run" / "model.tar")["flags"]["algo"]
     assert recorded == "examples.advantage_actor_critic:AdvantageActorCritic"
+
+
+def slow(num_envs: int) -> Any:
+    """Catch, whose rollouts take longer than an update."""
+    env: Any = make_env("Catch", num_envs)
+    step = env.step
+
+    def slowly(action: Any) -> Any:
+        time.sleep(0.01)
+        return step(action)
+
+    env.step = slowly
+    return env
+
+
+def test_with_a_replay_but_no_workers_nothing_is_played_between_two_steps(tmp_path: Path) -> None:
+    storage = OnPolicyVTraceBuffer.create_factory(size=10, replay_size=400)
+    envs = {"env_fn": slow, "vec_env_size": 2}
+    scheme = scheme_of(envs, algo=LASER.create_factory(), storage=storage)
+    with Learner(scheme, 10**6, tmp_path / "run", seed=1) as learner:
+        random = torch.get_rng_state()
+        for _ in range(3):
+            assert learner.step()["max_lag"] == 0
+            assert torch.equal(random, torch.get_rng_state())
+            time.sleep(0.05)
+            assert torch.equal(random, torch.get_rng_state())
+
+
+def test_a_learner_that_takes_no_step_does_not_make_a_failed_run_successful(tmp_path: Path) -> None:
+    fragile = {"env_fn": type("Fragile", (Fragile,), {"left": 25, "__qualname__": "Fragile"})}
+    with pytest.raises(RunError):
+        Learner(scheme_of(fragile), 100, tmp_path / "run").train()
+    with pytest.raises(UsageError, match="^env must be"):
+        Learner(scheme_of(), 100, tmp_path / "run")
+    Learner(scheme_of(fragile), 100, tmp_path / "run").close()
+    assert json.loads((tmp_path / "run" / "meta.json").read_text())["successful"] is False
+
+
+def test_a_number_of_steps_may_be_written_with_an_exponent(tmp_path: Path) -> None:
+    Learner(scheme_of(), 1e2, tmp_path / "run").close()  # type: ignore[arg-type]
+    assert '"total_steps": 100,' in (tmp_path / "run" / "meta.json").read_text()
+
+
+def test_gradient_workers_do_not_read_the_file_of_the_first_weights(tmp_path: Path) -> None:
+    with Learner(scheme_of(), STEPS, tmp_path / "first") as learner:
+        learner.step()
+        path = learner.save_model(tmp_path / "kept.tar")
+    scheme = scheme_of(grad_remote_workers=1)
+    begun = replace(scheme.actor_factory, restart_model=path)
+    with Learner(replace(scheme, actor_factory=begun), 10**6, tmp_path / "second") as learner:
+        path.unlink()  # as on a node that does not see it
+        assert learner.step()["updates"] == 1

@@ -57,6 +57,23 @@ def test_counters_of_a_reset_row_are_those_of_a_first_row(address: str) -> None:
     assert rows > 4
 
 
+class Lives(Late):
+    """As Late, but the game goes on after what ends there."""
+
+    def step(self, action: Any) -> Any:
+        return super().step(action)._replace(episode_end=np.zeros(self.num_envs, bool))
+
+
+def test_a_row_that_begins_a_life_is_a_reset_row_within_a_game(address: str) -> None:
+    ends: list[int] = []
+    with serving(Lives, address, description=LATE), playing([address], unroll_length=4) as game:
+        for nest, _ in game.rollouts(6):
+            _, _, done, step, _ = (leaf.numpy()[1:, 0] for leaf in nest[0][0])
+            ends += step[done].tolist()
+    assert len(ends) > 4 and not any(ends[1::2]), "every second one only begins a life"
+    assert ends[::2] == [EPISODE_LENGTH * number for number in range(1, len(ends[::2]) + 1)]
+
+
 def test_resets_of_another_form_are_a_failure_of_the_environment(address: str) -> None:
     class Wrong(Vector):
         def step(self, action: Any) -> Any:

@@ -589,6 +589,18 @@ class TestAddress:
             with playing([address]) as another:
                 another.rollout()
 
+    def test_the_same_path_in_another_folder_is_another_address(self, runtime_folder: Path) -> None:
+        """Jobs on a machine may each have a /tmp of their own."""
+        folder = runtime_folder / "tmp"
+        folder.mkdir()
+        address = f"unix:{folder}/a"
+        with serving(Counting, address):
+            folder.rename(runtime_folder / "other")
+            folder.mkdir()
+            with serving(Counting, address), playing([address]) as game:
+                game.rollout()
+        (runtime_folder / "other" / "a").unlink(missing_ok=True)
+
     def test_an_address_where_any_process_listens_is_refused(self, listening: str) -> None:
         with pytest.raises(ConnectionError, match=re.escape(listening)):
             Server(Counting, listening).run()

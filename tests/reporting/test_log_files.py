@@ -103,3 +103,10 @@ def test_rows_are_read_once_and_later_those_that_were_appended(tmp_path: Path) -
     write(tmp_path, (30, {"loss": 3.0, "more": 4.0}))
     assert [row["more"] for row in reader.new_rows()] == [4.0], "columns that came later"
     assert list(reader.new_rows()) == []
+
+
+def test_a_nan_in_a_log_of_torchbeast_2019_is_an_empty_cell(tmp_path: Path) -> None:
+    rows = "# _tick,_time,step,mean_episode_return\n0,1.0,320,nan\n1,2.0,640,21.0\n"
+    (tmp_path / "logs.csv").write_text(rows)
+    first, second = read_logs(tmp_path)
+    assert "mean_episode_return" not in first and second["mean_episode_return"] == 21.0

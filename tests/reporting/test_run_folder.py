@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import resource
+import signal
 import time
 from pathlib import Path
 from unittest.mock import Mock
@@ -27,6 +28,7 @@ from torchbeast.reporting.run_folder import (
     is_in_use,
     read_meta,
     run_path,
+    session,
     write_atomically,
 )
 from torchbeast.sweep.config import SweepConfig
@@ -340,3 +342,15 @@ def test_a_run_writes_its_files_although_no_more_files_can_be_opened(tmp_path: P
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert run.checkpoint.read_bytes() == b"2"
     run.finish(successful=True)
+
+
+def test_a_signal_before_a_part_begins_does_not_make_the_failed_one_before_successful(
+    tmp_path: Path,
+) -> None:
+    failed = RunFolder(tmp_path / "a", {})
+    failed.begin({"rate": 0.1}, 0)
+    failed.finish(successful=False)
+    with session(tmp_path / "a", {}):
+        signal.raise_signal(signal.SIGTERM)
+        raise RunError("the run has ended")  # as `Supervisor.check_goes_on` does
+    assert not meta(tmp_path / "a")["successful"]

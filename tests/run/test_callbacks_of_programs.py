@@ -4,25 +4,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_learner_run import EndingSource, train_from, train_with
+from test_learner_run import EndingSource, plan_of, train_from, train_with
 from test_training import B, T, rollout
 
+from torchbeast.cli.command_line import flatten
 from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.envs import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.learner import Callback
 from torchbeast.reporting.log_files import read_logs
-from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.reporting.run_folder import RunConfig, session
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.callbacks import ProgramLearner, RunningLearner
 from torchbeast.run.config import CallbacksConfig, TrainingConfig
 from torchbeast.run.episodes import Episodes
+from torchbeast.run.learner_run import LearnerRun
 from torchbeast.run.training import DONE
+from torchbeast.seeds import seed_of
 
 STEPS = T * B  # of an update
 ENV = "four_numbers:FourNumbers"
@@ -229,3 +234,100 @@ def test_a_wrong_callback_is_refused_before_training(
     with pytest.raises(UsageError, match=message):
         learn(tmp_path, 1, callback=(name,))
     assert not (tmp_path / "run").exists()
+
+
+def test_runs_with_other_seeds_are_evaluated_from_other_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So an interval over seeds contains the chance of the starts."""
+    seeds: list[int] = []
+
+    def evaluate(_: RunningLearner, num_episodes: int, *, seed: int, **how: Any) -> Episodes:
+        seeds.append(seed)
+        return Episodes([1.0] * num_episodes, [3] * num_episodes, [0] * num_episodes)
+
+    monkeypatch.setattr(RunningLearner, "evaluate", evaluate)
+    monkeypatch.setattr(ProgramLearner, "_envs_for", lambda *_: None)
+    for seed in (1, 2):
+        usual = flags(tmp_path / str(seed), 2 * STEPS, eval_every=2 * STEPS, eval_episodes=1)
+        train_with(replace(usual, run=replace(usual.run, seed=seed)), ENV, 1.0, 1.0)
+    assert len({*seeds}) == 2
+
+
+def test_a_run_that_draws_its_seed_is_evaluated_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+
+    def evaluate(_: RunningLearner, num_episodes: int, *, seed: int, **how: Any) -> Episodes:
+        seeds.append(seed)
+        return Episodes([1.0], [3], [0])
+
+    monkeypatch.setattr(RunningLearner, "evaluate", evaluate)
+    monkeypatch.setattr(ProgramLearner, "_envs_for", lambda *_: None)
+    usual = flags(tmp_path, 2 * STEPS, eval_every=2 * STEPS, eval_episodes=1)
+    train_with(replace(usual, run=replace(usual.run, seed=None)), ENV, 1.0, 1.0)
+    assert seeds == [seed_of(saved(tmp_path)["flags"]["seed"], "evaluation", 2 * STEPS)]
+
+
+class Enough(Callback):
+    """Ends the run after a good evaluation."""
+
+    def on_step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
+        if metrics.get("evaluation_mean_return", 0.0) >= 2.0:
+            learner.stop()
+
+
+def test_a_callback_sees_the_evaluation_of_its_step(tmp_path: Path, chosen: list[float]) -> None:
+    chosen += [1.0, 2.0]
+    learn(tmp_path, 9, eval_every=STEPS, eval_episodes=1, callback=(f"{HERE}:Enough",))
+    assert scores(tmp_path) == [(10, 1.0), (20, 2.0)]
+
+
+def test_weights_at_which_a_callback_stops_are_evaluated(
+    tmp_path: Path, chosen: list[float]
+) -> None:
+    chosen += [1.0]
+    learn(tmp_path, 9, eval_every=100 * STEPS, eval_episodes=1, callback=(f"{HERE}:Counting",))
+    assert scores(tmp_path) == [(30, 1.0)]
+
+
+def test_the_state_before_a_nan_has_those_of_callbacks(tmp_path: Path) -> None:
+    batches = [rollout(), rollout(reward=float("nan"))]
+    named = flags(tmp_path, callback=(f"{HERE}:Counting",))
+    with pytest.raises(RunError, match="loss is nan"):
+        train_from(lambda: EndingSource(batches), named, ENV)
+    assert saved(tmp_path, "last_good.tar")["callbacks"] == {"Counting": {"count": 1}}
+
+
+def test_the_command_that_resumes_names_the_environment_of_evaluations(
+    tmp_path: Path, chosen: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen += [1.0]
+    named = EnvSpec("mine:make", {"size": 6})
+    usual = flags(tmp_path, STEPS, eval_every=STEPS, eval_episodes=1)
+    plan = plan_of(usual, lambda _: EndingSource([rollout()]), env_id=named.name)
+    plan = replace(plan, env=named, asked=named, others_serve=True)
+    with session(usual.run.folder, flatten(usual)) as opened:
+        LearnerRun(plan, opened).train()
+    assert "--env mine:make --env_kwargs" in capsys.readouterr().out.partition("To resume:")[2]
+
+
+class Opening(Callback):
+    """Leaves a file at the end."""
+
+    def on_end(self, learner: RunningLearner) -> None:
+        (learner.log_dir / "closed").touch()
+
+
+class Refusing(Callback):
+    """Cannot start."""
+
+    def on_start(self, learner: RunningLearner) -> None:
+        raise KeyError("no licence")
+
+
+def test_callbacks_that_have_started_end_if_a_later_one_cannot_start(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"(?s)callback Refusing: .*no licence"):
+        learn(tmp_path, 1, callback=(f"{HERE}:Opening", f"{HERE}:Refusing"))
+    assert (tmp_path / "run" / "closed").exists()

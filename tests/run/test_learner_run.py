@@ -10,7 +10,9 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -35,6 +37,7 @@ from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.reporting.log_files import LogFiles, read_logs
 from torchbeast.reporting.run_folder import RunConfig, run_path, session
 from torchbeast.run import checkpoint as checkpoints
+from torchbeast.run import learner_run
 from torchbeast.run.config import (
     CheckpointConfig,
     HardwareConfig,
@@ -398,6 +401,18 @@ def test_a_run_is_not_resumed_with_other_keyword_arguments_of_its_network(tmp_pa
     assert LEARNERS[-1].rollouts.agent.model.fc.out_features == 24
 
 
+@pytest.mark.parametrize("leads", [False, True])
+def test_only_the_leading_rank_warns_of_a_stall(
+    leads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait for its callbacks, such as a long evaluation."""
+    watched: list[Any] = []
+    monkeypatch.setattr(learner_run, "start_watchdog", lambda *what: watched.append(what))
+    run: Any = SimpleNamespace(_replica=Mock(leads=leads), session=Mock(), _batch_size=4)
+    LearnerRun.start(run, Mock())
+    assert len(watched) == leads
+
+
 def test_settings_that_were_not_recorded_are_not_compared() -> None:
     """Compares the settings of each program with those of the other and of the original."""
     mono, poly = (
@@ -416,8 +431,9 @@ def test_other_keyword_arguments_of_the_environment_are_told_whatever_their_orde
     other = {"env_kwargs": {"rows": 5}}
     assert changes(one, same) == {}
     assert changes(other, one) == {"env_kwargs": ['{"rows": 5}', '{"a": {}, "rows": 4}']}
-    before_the_flag: dict[str, Any] = {}
+    before_the_flag: dict[str, Any] = {"env": "mine:make"}
     assert changes(before_the_flag, other) == {"env_kwargs": ["{}", '{"rows": 5}']}
+    assert changes({}, other) == {}, "a new run has changed nothing"
 
 
 PAIRS = [("rows", 4), ("a", {})]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import signal
 import socket
@@ -431,3 +432,19 @@ def test_what_several_learners_cannot_do_is_refused(
     }
     with pytest.raises(UsageError, match=sentence):
         Replica(Launch(0, 2, 0, 2), ranks).check_can_share(**usual | settings)
+
+
+class Waits:
+    """Ranks that note how long they would wait for a message."""
+
+    def told(
+        self, name: str, pause: object, timeout_s: float = 1800.0, before: str | None = None
+    ) -> str:
+        self.timeout_s = timeout_s
+        return ""
+
+
+def test_callbacks_of_rank_0_may_take_any_time() -> None:
+    ranks: Any = Waits()
+    Replica(Launch(1, 2, 1, 2), ranks).meet(2, lambda: False)
+    assert ranks.timeout_s == math.inf

@@ -12,6 +12,8 @@ import torch
 from test_learner_run import train_with
 
 from torchbeast.cli.learner_flags import MonoBeastFlags
+from torchbeast.core.algos.config import IMPALAConfig
+from torchbeast.errors import UsageError
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.run.config import UNKNOWN, resolved
 from torchbeast.zoo import PRESETS
@@ -60,3 +62,10 @@ def test_presets_with_rewards_above_one_name_their_clipping() -> None:
     """Rewards of the other presets are in [-1, 1] after --reward_scale: nothing is clipped."""
     named = {name for name, preset in PRESETS.items() if "reward_clipping" in preset.flags}
     assert {"pong-impala", "atari-impala", "pendulum-impala"} <= named
+
+
+def test_normalised_returns_where_rewards_are_clipped_are_wrong_usage() -> None:
+    flags = MonoBeastFlags(algorithm=IMPALAConfig(normalise_returns=True))
+    assert flags.learner_config("CartPole-v1").algorithm.normalise_returns
+    with pytest.raises(UsageError, match="reward_clipping abs_one clamps them"):
+        flags.learner_config("PongNoFrameskip-v4")

@@ -82,6 +82,9 @@ class FedSource:
     def hanging(self) -> str:
         return f"a stream of {self._rank} hangs"
 
+    def set_env_options(self, options: Any) -> None:
+        self.env_options = options
+
     def lost_streams(self) -> list[LostStream]:
         short = TooFewStreams(0, 1, 55.0) if self._rank else None
         return [LostStream(f"server {self._rank}", 5.0, short, f"refused {self._rank}")]
@@ -223,6 +226,15 @@ def test_figures_are_those_of_all_ranks(members: list[Member]) -> None:
             LostStream("server 1", 5.0, short, "refused 1"),
         ]
         assert member.source.lost_streams() == [lost_streams[rank] for rank in order]
+
+
+def test_options_of_rank_0_reach_the_environments_of_all(members: list[Member]) -> None:
+    members[0].source.set_env_options({"level": 3})
+    for member in members:
+        member.fed.given.put(rollout())
+    for each in [member.next() for member in members]:
+        each.result()
+    assert [member.fed.env_options for member in members] == [{"level": 3}] * 2
 
 
 def test_a_report_of_another_version_ends_the_run_with_the_rank_and_the_reason(

@@ -71,3 +71,14 @@ def test_a_link_to_another_folder_is_refused(
     (tmp_path / "torchbeast").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UsageError, match="not a private folder of this user"):
         user_basename()
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_is_no_folder_is_refused(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    place = tmp_path / "torchbeast"
+    place.touch() if kind == "file" else place.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="not a private folder of this user"):
+        user_basename()

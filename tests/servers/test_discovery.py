@@ -327,3 +327,18 @@ def test_a_host_that_is_silent_is_not_examined_beyond_the_time_limit_again(
     with pytest.raises(RunError, match="no environment server answers at a:50"):
         asking.ask("a:50")
     assert examined == ["a:50"]
+
+
+def test_a_signal_is_noticed_soon_however_long_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, limits = [0.0], []
+
+    def describe(address: str, timeout_s: float, credentials: Any) -> None:
+        limits.append(timeout_s)
+        now[0] += max(timeout_s, 0.001)
+        raise TimeoutError(f"no environment server answers at {address}")
+
+    monkeypatch.setattr("libtorchbeast.describe", describe)
+    monkeypatch.setattr(discovery, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with pytest.raises(RunError, match="waited 3600 s"):
+        discovery.Asking(3600.0, None).ask("unix:/a.0")
+    assert max(limits) <= 8.0

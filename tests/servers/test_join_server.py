@@ -5,13 +5,19 @@ from __future__ import annotations
 
 import socket
 import threading
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from background import SOON, Background, wait_for
 
+from torchbeast import polybeast_learner
+from torchbeast.cli.command_line import parse
+from torchbeast.cli.flags import PolyBeastLearnerFlags
 from torchbeast.errors import RunError, UsageError
+from torchbeast.fleets.supervisor import Supervisor
+from torchbeast.run.training import DONE, ENOUGH
 from torchbeast.servers import joining
 from torchbeast.servers.config import SecurityConfig
 from torchbeast.servers.joining import JoinServer
@@ -312,3 +318,28 @@ def test_an_address_in_use_is_wrong_usage() -> None:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(UsageError, match=f"cannot listen at {listen}"):
             JoinServer(listen, SecurityConfig(insecure=True))
+
+
+def test_learners_count_the_environments_of_all_of_them(hosts: JoinServer, fake: FakeDoor) -> None:
+    """The streams of a host need not be divisible among them."""
+    fake.comes("a")
+    with pytest.raises(RunError, match="fewer environments than --num_envs 7"):
+        hosts.find(7, 0.2, never, lambda own: own + 4)
+    assert hosts.find(6, 10.0, never, lambda own: own + 4).num_envs == 2
+
+
+@pytest.mark.parametrize(
+    ("reason", "has_ended"), [(DONE, True), (ENOUGH, True), ("SIGTERM", False)]
+)
+def test_hosts_end_with_a_run_that_is_complete_or_that_a_callback_stops(
+    monkeypatch: pytest.MonkeyPatch, reason: str, has_ended: bool
+) -> None:
+    closed: list[bool] = []
+    door = SimpleNamespace(close=lambda run_has_ended: closed.append(run_has_ended))
+    monkeypatch.setattr(joining, "JoinServer", lambda *_: door)
+    words = ["--listen", "127.0.0.1:50050", "--insecure"]
+    flags = parse(PolyBeastLearnerFlags, "polybeast_learner", words)
+    supervisor = Supervisor()
+    with polybeast_learner._join_server(flags, supervisor, None):
+        supervisor.stop(reason)
+    assert closed == [has_ended]

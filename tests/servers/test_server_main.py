@@ -50,7 +50,7 @@ def test_a_stream_that_comes_back_plays_the_task_of_the_one_that_was_lost(
     arguments = {
         "env": EnvSpec("Catch,tasks_by_hand:late_catch").as_json(),
         **{"envs_per_stream": 1, "num_streams": 2, "num_servers": 1},
-        **{"counts": False, "learners": [], "address": "unix:/a", "security": None},
+        **{"learners": [], "address": "unix:/a", "security": None},
     }
     make = server_main._make_server(arguments, ServerActivity(2), lambda report: None)
     streams = [make(), make()]

@@ -152,3 +152,10 @@ def test_no_flag_of_the_sweep_hides_one_of_a_program(program: str) -> None:
     """All but --savedir and --address, which the sweep passes on."""
     both = set(flag_names(SweepConfig)) & set(flag_names(FLAGS[program]))
     assert both == {"savedir", "address"} & set(flag_names(FLAGS[program]))
+
+
+def test_every_agent_plays_against_versions_of_its_own() -> None:
+    found = agents(["seed=1,2"], "--env", "mine:game", "--selfplay", "/versions")
+    flags = [parse(MonoBeastFlags, "monobeast", agent.words) for agent in found]
+    pools = [each.environment.selfplay for each in flags]
+    assert pools == ["/versions/seed=1", "/versions/seed=2"]

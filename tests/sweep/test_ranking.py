@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from sweeping import agent, finish, log
 
 from torchbeast.sweep.table import AgentRow, Board, as_csv, median, ranked, report
@@ -157,3 +158,11 @@ def test_without_a_terminal_a_line_tells_each_change_and_sometimes_the_figures(
         "seed=1: running  mean return 0.5  steps 100  steps/s 0",
         "seed=1: stopped  mean return 0.5  steps 100",
     ]
+
+
+def test_brackets_in_the_name_of_a_sweep_are_shown(tmp_path: Path) -> None:
+    board = Board("lr[a]: 1 run", [AgentRow(agent(tmp_path, seed="1"))], io.StringIO())
+    console = Console(file=io.StringIO(), width=80)
+    with console.capture() as shown:
+        console.print(board._table(20))
+    assert "lr[a]: 1 run" in shown.get()

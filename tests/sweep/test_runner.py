@@ -200,3 +200,19 @@ def test_a_process_uses_the_share_of_cores_that_it_was_given(
     for wrong in ("99", "0", "x", ""):
         monkeypatch.setenv("TORCHBEAST_CORES", wrong)
         assert available_cores() == 8
+
+
+def test_a_process_that_the_system_cannot_start_ends_the_sweep_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, supervisor, here = rows_of(tmp_path, 2), Supervisor(), runners.process_here
+
+    def start(agent: Any, *how: Any) -> runners.Process:
+        if agent is rows[1].agent:
+            raise OSError(24, "Too many open files")
+        return here(agent, *how)
+
+    monkeypatch.setattr(runners, "process_here", start)
+    runner(2).run(rows, supervisor, lambda: None)
+    assert "Too many open files" in str(supervisor.failure)
+    assert states(rows) == ["stopped", "waiting"] and FakeChild.made[0].asked

@@ -50,9 +50,12 @@ class PolyBeastLearnerFlags(ServedLearnerFlags):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.protection  # checked
+        plays_here = self.callbacks.eval_every or self.callbacks.callback
         require(
-            self.command.mode != "train" or not self.environment.env_kwargs,
-            "--env_kwargs is for --mode test; in training, add it to polybeast_env",
+            bool(plays_here or self.transitions.hindsight_share)
+            or not (self.command.mode == "train" and self.environment.env_kwargs),
+            "--env_kwargs is for --mode test, and for the environments of --eval_every, --callback "
+            "and --hindsight_share; in training, add it to polybeast_env",
         )
 
     @property

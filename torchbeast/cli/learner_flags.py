@@ -230,15 +230,12 @@ class LearnerFlags:
         from torchbeast.run.checkpoint import FoundCheckpoint, actor_spec
         from torchbeast.run.earlier_run import EarlierRun
 
-        earlier, known = EarlierRun(FoundCheckpoint(saved, path)), actor_spec(saved)
+        earlier, asked = EarlierRun(FoundCheckpoint(saved, path)), self.model.spec
         if self.defaults.algo != registry.DEFAULT:
             earlier.check_same_algorithm(self.defaults.algo)
-        typed, usual = self.model.spec, ModelConfig().spec
-        if typed.kwargs == kwargs_of(earlier.recorded):
-            typed = replace(typed, kwargs=known.kwargs)
-        wanted = {name: getattr(typed, name) for name in ("name", "kwargs", "use_lstm")}
-        changed = {name: value for name, value in wanted.items() if value != getattr(usual, name)}
-        earlier.check_same_model(replace(known, **changed))
+        kwargs = asked.kwargs or kwargs_of(earlier.recorded)
+        use_lstm = asked.use_lstm or actor_spec(saved).use_lstm
+        earlier.check_same_model(earlier.actor(replace(asked, kwargs=kwargs, use_lstm=use_lstm)))
 
 
 def words_of(settings: Mapping[str, Any], names: Collection[str]) -> list[str]:

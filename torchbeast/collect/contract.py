@@ -141,6 +141,8 @@ class CollectionPlan:
     """Whether actions are chosen in the processes that step environments."""
     of_processes: ClassVar[str] = "num_workers"
     """Name of the setting that holds the number of processes."""
+    plays_ahead: ClassVar[bool] = True
+    """Whether the source may collect while the learner does not wait for a batch."""
 
     @property
     def has_free_cores(self) -> bool:

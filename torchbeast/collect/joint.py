@@ -43,6 +43,7 @@ class BatchReport(NamedTuple):
     stop: str = ""  # of a rank: why it ends the run; "": it continues
     away: Sequence[Sequence[Any]] = ()  # of a rank: its lost streams, fields of LostStream
     hanging: str = ""  # of a rank: `hanging` of its source
+    env_options: Mapping[str, Any] | None = None  # of rank 0: what all environments were given last
 
 
 def report_of(source: Source, batch: Batch | None, version: int) -> BatchReport:

@@ -233,6 +233,8 @@ class LocalCollection(CollectionPlan):
 
     make_env: Callable[[int], VecEnv]
 
+    plays_ahead = False
+
     def source(self, learner: LearnerInfo, env: EnvSpec, ending: ExitStack) -> LocalSource:
         """Makes the source; `ending` closes its environments."""
         source = LocalSource(learner, self.make_env, self.num_envs)

@@ -162,7 +162,8 @@ class MixedSource(WithReplay):
 
         online: its batches have batch_size columns and spare_columns after them.
         learn_start: number of transitions that the replay must hold before it is sampled.
-        in_flight: number of batches in flight, one more than the number of learner threads.
+        in_flight: number of batches in flight, one more than the number of learner threads; 1:
+            the online source is not asked for a batch before the learner asks for it.
         initial_state: of the actor, for one column; () without memory, or if states are extras.
         beta: exponent of importance weights, if the replay draws by priority.
         """
@@ -175,6 +176,7 @@ class MixedSource(WithReplay):
         self._beta = beta
         self._lanes = [_Lane(number, online.batches()) for number in range(in_flight)]
         self._ready: queue.Queue[_Lane | None] = queue.Queue()  # as in Collector
+        self._is_asked = False  # for a first batch; protected by _changed
         self._is_too_small = False
         # learn_start; stays True, though later trajectories reduce the size
         self._is_reached = False
@@ -183,6 +185,9 @@ class MixedSource(WithReplay):
         """Yields rollouts [T+1, B + spare_columns, ...] on the CPU until the source is closed;
         [T+1, B, ...] while the replay holds too little.
         """
+        with self._changed:
+            self._is_asked = True
+            self._changed.notify_all()
         while (lane := self._ready.get()) is not None:
             assert lane.rollout is not None
             is_learnt = False
@@ -212,6 +217,8 @@ class MixedSource(WithReplay):
 
     def _run(self) -> None:
         try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_asked or self._closed)
             with contextlib.suppress(ReplayClosed):
                 for lane in itertools.cycle(self._lanes):
                     if not self._is_free(lane):

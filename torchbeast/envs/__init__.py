@@ -123,6 +123,11 @@ def make_vec(
         scheme = Scheme.preset("ppo", make_vec("CartPole-v1", 8))
         ```
     """
+    if not (callable(env) or isinstance(env, (EnvSpec, Sequence))):
+        raise TypeError(
+            f"make_vec takes a name, or a function that makes an environment, got {env!r}: give a "
+            "function, such as lambda: gymnasium.make(ID)"
+        )
     if callable(env):
         env_fn, env_kwargs = env, kwargs
     else:
@@ -320,7 +325,7 @@ def _pybullet(env_id: str, **kwargs: Any) -> EnvSpec:
 
 _PYBULLET = "pybullet_envs_gymnasium"
 _SPECS: dict[Callable[..., Any], Callable[..., EnvSpec]] = {
-    make: lambda env: EnvSpec(env) if isinstance(env, str) else env,
+    make: lambda env, **_: EnvSpec(env) if isinstance(env, str) else env,  # threads, rendering
     make_atari_train_env: _atari,
     make_mujoco_train_env: _mujoco,
     make_pybullet_train_env: _pybullet,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The worker in an EnvProcess's child process, which never imports torch."""
+"""The worker in an EnvProcess's child process, which imports torch only for self-play."""
 
 from __future__ import annotations
 

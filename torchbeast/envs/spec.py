@@ -70,7 +70,7 @@ class EnvOptions(Settings):
     unscaled returns otherwise."""
     task_input: bool = False
     """Also give the network the number of the task as an input. By default, the number only selects
-    the value head."""
+    the value head, with impala, laser and ppo."""
     selfplay: str | None = None
     """Self-play in a game with several agents: folder for earlier versions of the trained agent,
     which control the other players. Use a new folder for each run, which every machine can access.

@@ -23,6 +23,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -49,8 +50,11 @@ KILLED = "was killed by"  # part of the error if a signal ended the child
 # starts, which may have another version of Python.
 _START = (
     "import sys; sys.path[:] = dict.fromkeys({path!a} + [*filter(None, sys.path)]); "
+    "sys.argv[2] = open(int(sys.argv[2])).read() if sys.argv[2].isdecimal() else sys.argv[2]; "
     "import runpy; runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
+
+_LONGEST_ARGUMENT = 100_000  # characters; Linux refuses more than 131,071 bytes
 
 ChildReport = dict[str, Any]
 SendReport = Callable[[ChildReport], None]
@@ -78,8 +82,8 @@ class ChildProcess:
     ) -> None:
         """Starts the child.
 
-        Raises OSError if the system cannot, e.g. if arguments are too long, and RunError if there
-        may be no more processes or threads.
+        Raises OSError if the system cannot, and RunError if there may be no more processes or
+        threads.
         """
         self.name = name
         self._on_report, self._on_end = on_report, on_end
@@ -89,9 +93,15 @@ class ChildProcess:
         self._given_up = ""  # the reason it was killed
         self._stderr: collections.deque[str] = collections.deque(maxlen=_STDERR_LINES)
         path = [entry for entry in sys.path if isinstance(entry, str)]
-        with naming_limit("process"):
+        text = json.dumps(arguments)
+        with naming_limit("process"), contextlib.ExitStack() as sent:
+            if len(text) > _LONGEST_ARGUMENT:
+                file = sent.enter_context(tempfile.TemporaryFile("w+"))
+                file.write(text)
+                file.seek(0)
+                text, pass_fds = str(file.fileno()), (file.fileno(), *pass_fds)
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START.format(path=path), module, json.dumps(arguments)],
+                [sys.executable, "-c", _START.format(path=path), module, text],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -249,7 +259,8 @@ def _stream(stream: IO[bytes] | None) -> IO[bytes]:
 def _how_it_ended(returncode: int) -> str:
     if returncode >= 0:
         return f"exited with code {returncode}"
-    return f"{KILLED} {signal.Signals(-returncode).name}"
+    names = {number.value: number.name for number in signal.Signals}  # not all have one
+    return f"{KILLED} {names.get(-returncode, f'signal {-returncode}')}"
 
 
 # --- the child's side

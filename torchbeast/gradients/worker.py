@@ -3,10 +3,9 @@
 
     start()        makes source and learner
     collect()      takes the batch of a round                       synchronous
-    contribute()   computes gradients of its next minibatch         synchronous, centralised
+    step()         computes gradients of the next minibatch; asynchronous workers take the next
+                   batch if necessary                               centralised
     update()       updates, together with the other ranks           decentralised
-    step()         computes gradients of the next minibatch, from the next batch if necessary
-                                                                    asynchronous
     state()        returns the state of the learner                 decentralised
     stop_early()   cuts the current batch short                     at any time
     place()        returns where it runs                            at any time
@@ -163,16 +162,6 @@ class GradientWorker(FleetWorker):
         return self._collected[1]
 
     @_reporting
-    def contribute(
-        self, counters: Mapping[str, int], weights: PackedWeights | None
-    ) -> Contribution | None:
-        """Loads newer weights, if given, and returns the gradients of the batch's next minibatch;
-        None: there are no more minibatches.
-        """
-        self._load(counters, weights)
-        return self._next_contribution()
-
-    @_reporting
     def update(self, number: int, trained: tuple[bool, ...]) -> Updated:
         """Updates with the batch of this round, together with the other ranks. If a loss or
         gradient is not finite, it changes nothing.
@@ -247,12 +236,15 @@ class GradientWorker(FleetWorker):
         of optimiser steps of the weights, and the first message metrics of the whole batch.
         """
         minibatches, metrics = self._step.begin(batch)
+        number = -1
         for number, minibatch in enumerate(minibatches):
             env_steps = 0 if number else batch.env_steps
             message, gradients = self._step.contribution(minibatch, number, env_steps)
             steps = self._step.counters.optimiser_steps
             more = {"optimiser_steps": steps, "batch_metrics": {} if number else metrics}
             yield Contribution(message | more, gradients.cpu().numpy())
+        if number < 0:
+            raise ValueError("minibatches() yielded none: yield one or more for each batch")
 
     def _load(self, counters: Mapping[str, int], weights: PackedWeights | None) -> None:
         if weights is not None:

@@ -145,6 +145,8 @@ class GradientWorkers(JointLearner):
     def _what_it_does(self, index: int, method: str) -> str:
         if index not in self._places:  # its process does not run yet
             return "has been starting (still loading, or without free resources)"
+        if method == "step" and self._config.is_synchronous:
+            return "has been training"
         return f"has been {_DOING.get(method, 'training')}"
 
     def lost_streams(self) -> list[LostStream]:
@@ -238,9 +240,9 @@ class Centralised(GradientWorkers):
         """Yields the contributions of all workers, for one optimiser step after the other."""
 
         def task(index: int) -> Task:
-            return "contribute", self.counters.state_dict(), self._newer_weights(index)
+            return "step", self.counters.state_dict(), self._newer_weights(index), True
 
-        while any(answers := self._asked(task)):
+        while any(answers := [contributed for _, contributed in self._asked(task)]):
             if not all(answers):
                 ended = [answer is None for answer in answers]
                 raise ValueError(
@@ -343,6 +345,7 @@ class Decentralised(GradientWorkers):
         super().__init__(*arguments)
         self._store: Any = None
         self._updating: Task | None = None  # an update that has not ended
+        self._is_copied = True  # whether the centre has the state of the workers
 
     def update(self, batch: JointBatch) -> UpdateResult:
         """Lets all workers update together with their batches."""
@@ -358,6 +361,7 @@ class Decentralised(GradientWorkers):
         """Waits until all workers have updated: those that have started it wait for the others."""
         task = self._updating
         assert task is not None
+        self._is_copied = False
         answers = self._asked(lambda index: task)
         for answer in answers:
             if isinstance(answer, str):
@@ -367,9 +371,12 @@ class Decentralised(GradientWorkers):
         return UpdateResult(means(metrics for metrics, _ in answers))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state, which is the same in all workers, and copies it to the centre."""
-        if self._are_started:
+        """Returns the state, which is the same in all workers. Copies it to the centre, so that it
+        is known after the workers have ended.
+        """
+        if not self._is_copied:
             load_state(self._step, self._state_of_one())
+            self._is_copied = True
         return super().state_dict()
 
     def _state_of_one(self) -> bytes:

@@ -38,7 +38,7 @@ from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.callbacks import Callback, Callbacks, RunningLearner
 from torchbeast.run.episodes import parallel_envs
 from torchbeast.run.learner_run import LearnerRun
-from torchbeast.run.training import LearnerThread
+from torchbeast.run.training import DONE, LearnerThread
 from torchbeast.schemes.scheme import Scheme
 
 _CLOSED, _OTHER_LEARNER = "the user", "another Learner"
@@ -100,6 +100,7 @@ class Learner(RunningLearner):
             ValueError: For target_steps below 1, or log_interval below 0.
             UsageError: If the run in log_dir does not fit the scheme, or log_dir cannot be used.
         """
+        target_steps = int(target_steps)  # which may be written as 1e6
         at_least(1, target_steps=target_steps)
         self._callbacks = Callbacks(callbacks)
         self.scheme = scheme
@@ -225,7 +226,9 @@ class Learner(RunningLearner):
                 supervisor = Supervisor()
                 folder = RunFolder(self._config.folder, dict(plan.recorded))
                 # Whatever `ending` refers to outlives a forgotten Learner: not one of its methods.
-                ending.callback(lambda: folder.finish(successful=supervisor.failure is None))
+                ending.callback(
+                    lambda: folder.finish(supervisor.failure is None, supervisor.reason == DONE)
+                )
                 self._run = LearnerRun(plan, Session(supervisor, folder), resumed)
                 training = self._run.training(self._callbacks.entries, own)
                 self._hold(self._run.earlier, ending.enter_context(training))
@@ -244,6 +247,7 @@ class Learner(RunningLearner):
                 "Give another log_dir to train again.",
                 flush=True,
             )
+            supervisor.stop(DONE)
             self.close()
 
     def _make_up(self) -> None:

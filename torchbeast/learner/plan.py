@@ -138,7 +138,7 @@ def _collection(scheme: Scheme, env: EnvSpec) -> CollectionPlan:
     if scheme.inference == "central":
         from torchbeast.servers.source import StartedServers  # compiled
 
-        return StartedServers(**facts, config=actors, envs=envs)
+        return StartedServers(**facts, config=actors)
     if not workers:
         from torchbeast.collect.local import LocalCollection
 
@@ -179,7 +179,10 @@ def _gradient_workers(
         num_learner_threads=1, torch_threads=config.cores, disable_cuda=not config.gpus
     )
     learner = dataclasses.replace(plan.learner, actor=made.agent.spec, hardware=hardware)
-    sent = dataclasses.replace(plan, learner=learner, gradients=None, loggers=(), callbacks=())
+    factory = dataclasses.replace(scheme.actor_factory, restart_model=None)  # weights are sent
+    making = functools.partial(_agent, scheme.train_envs_factory, factory)
+    parts: dict[str, Any] = {"gradients": None, "loggers": (), "callbacks": ()}
+    sent = dataclasses.replace(plan, learner=learner, make_agent=making, **parts)
     make = functools.partial(_make_worker, sent, seed)
     workers = gradient_workers(make, config, made.optimiser_step, fleet)
     return ending.enter_context(closing(workers))

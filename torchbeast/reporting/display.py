@@ -24,6 +24,7 @@ from rich.console import Console, ConsoleRenderable, Group, RenderableType
 from rich.constrain import Constrain
 from rich.control import Control
 from rich.live import Live
+from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.segment import ControlType, Segment
 from rich.table import Table
@@ -174,7 +175,7 @@ def line_of(cells: Mapping[str, str]) -> str:
 
 def table_of(title: str, columns: Iterable[str]) -> Table:
     """Returns an empty table of metrics."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=escape(title), title_justify="left")
     for name in columns:
         table.add_column(name, justify="right")
     return table

@@ -129,7 +129,8 @@ class LogReader:
 def _row(fields: Sequence[str], line: str) -> dict[str, float]:
     """Returns the metrics of a row; {} for a heading or a damaged row."""
     with suppress(ValueError):
-        row = {k: float(v) for k, v in zip(fields, line.rstrip().split(","), strict=False) if v}
+        cells = zip(fields, line.rstrip().split(","), strict=False)
+        row = {k: float(v) for k, v in cells if v not in ("", "nan")}  # nan: of TorchBeast 2019
         return row if "step" in row else {}
     return {}
 
@@ -153,11 +154,15 @@ class LogFollower:
     If a resumed run replaces the file, to drop rows after its checkpoint, it is read again.
     """
 
-    def __init__(self, folder: Path, episodes: int, after: int = -1) -> None:
+    def __init__(
+        self, folder: Path, episodes: int, after: int = -1, is_logged: bool = True
+    ) -> None:
         """folder: of the run, which need not exist yet. episodes: number in the mean. after: step
-        up to which episodes do not count, because they were played with other weights.
+        up to which episodes do not count, because they were played with other weights. is_logged:
+        whether the log's mean_return is a mean over as many episodes.
         """
         self._folder, self._file, self._after = folder, -1, after
+        self._is_logged = is_logged
         self._returns: deque[float] = deque(maxlen=episodes)
         self.progress = RunProgress()
 
@@ -183,7 +188,8 @@ class LogFollower:
             count = episodes - before.episodes if before.step > self._after else 1
             self._returns.extend([mean] * max(1, count))
         is_exact = self._after < 0 or len(self._returns) == self._returns.maxlen
-        mean_return = row.get("mean_return", math.nan) if is_exact else math.nan
+        is_known = self._is_logged and is_exact
+        mean_return = row.get("mean_return", math.nan) if is_known else math.nan
         self.progress = RunProgress(int(row["step"]), episodes, mean_return)
 
 

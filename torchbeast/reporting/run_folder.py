@@ -199,11 +199,14 @@ class RunFolder:
         except OSError as error:
             _warn_of(latest, error, "it does not point to this run")
 
-    def finish(self, successful: bool) -> None:
-        """Records the end of the part, if it has begun, and releases the folder. Call it once."""
+    def finish(self, successful: bool, is_complete: bool = True) -> None:
+        """Records the end of the part, if it has begun, and releases the folder. Call it once.
+
+        is_complete: whether a part that has not begun had nothing left to do.
+        """
         if self._is_recorded and self._is_ours():
             self._record(date_end=_now(), successful=successful)
-        elif successful and not self._earlier.get("successful", True):
+        elif successful and is_complete and not self._earlier.get("successful", True):
             self._meta = self._earlier  # killed after its last checkpoint, but complete
             self._record(successful=True)
         self._opened.close()
@@ -443,7 +446,7 @@ def session(path: Path, settings: dict[str, Any], is_kept: bool = True) -> Itera
             if supervisor.interrupted:
                 say(f"Stopped by {supervisor.reason}.")
             failure = supervisor.failure
-            folder.finish(successful=failure is None)
+            folder.finish(failure is None, is_complete=not supervisor.interrupted)
             if failure is not None and isinstance(failure.error, UsageError):
                 folder.discard()
     raise_failure(supervisor.failure, folder if is_kept else None)

@@ -26,7 +26,7 @@ from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.core.update.minibatch import WORTH_A_THREAD, columns_of_a_slice
 from torchbeast.core.update.optimiser_step import OptimiserStep, is_separable
 from torchbeast.core.update.ranks import Ranks
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.fleets.system import available_cores
 from torchbeast.run.config import HardwareConfig, resolved
 from torchbeast.run.earlier_run import EarlierRun
@@ -95,7 +95,8 @@ class LearnerConfig:
         if getattr(algorithm, "popart", False) and algorithm.reward_clipping == "auto":
             clipping = "none"  # PopArt is there to learn from rewards of any size
         if hasattr(algorithm, "reward_clipping"):
-            algorithm = replace(algorithm, reward_clipping=clipping)
+            with as_usage_error():  # of settings that do not fit this environment's clipping
+                algorithm = replace(algorithm, reward_clipping=clipping)
         actor = replace(self.actor, reward_input=clipping)
         return replace(self, actor=actor, algorithm=algorithm)
 

@@ -35,7 +35,7 @@ from torchbeast.fleets.waiting import say
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.episodes import Episodes, of_whole_games, play
-from torchbeast.run.training import Training
+from torchbeast.run.training import ENOUGH, Training
 
 
 class Callback:
@@ -103,6 +103,9 @@ class Callback:
         """Returns whether the end of a run at its last step interrupted it; state: its own then."""
         return False
 
+    def _on_stop(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
+        """Runs after every `on_step` of an update in which a callback has stopped the run."""
+
     def _prepare_evaluations(self, make_envs: Callable[[int], object]) -> None:
         """Lets a program make environments for a number of episodes, before it records its run."""
 
@@ -154,7 +157,7 @@ class RunningLearner:
         return self._is_stopped or self.steps >= self.target_steps
 
     def stop(self) -> None:
-        """Ends the run after the present step, as if it had reached target_steps.
+        """Ends the run after the present step and a last evaluation; it can be resumed.
 
         For callbacks; elsewhere call the Learner's `close`.
         """
@@ -366,11 +369,19 @@ class Callbacks:
             self._started.append(callback)
 
     def step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
-        """Calls on_step; metrics: the row of the log."""
+        """Calls on_step, and _on_stop if one of them has stopped the run; metrics: the row of the
+        log.
+        """
+        was_done = learner.done()
+        self._each(lambda callback: callback.on_step(learner, metrics), metrics)
+        if learner.done() and not was_done:
+            self._each(lambda callback: callback._on_stop(learner, metrics), metrics)
+
+    def _each(self, call: Callable[[Callback], object], metrics: dict[str, float]) -> None:
         for callback in self._all:
             with self._running(callback):
                 try:
-                    callback.on_step(learner, metrics)
+                    call(callback)
                 finally:
                     keep_numbers(metrics)
 
@@ -427,7 +438,7 @@ class ProgramLearner(RunningLearner):
         supervisor = self._training.supervisor
         if self._is_stopped and not supervisor.ended:
             say(f"A callback stopped the run at step {step:,}.")
-            supervisor.stop("a callback")
+            supervisor.stop(ENOUGH)
 
     def end(self) -> None:
         """Calls on_end."""

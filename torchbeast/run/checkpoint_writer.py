@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchbeast.core.actors.contract import Agent
-from torchbeast.errors import RunError, refusing_paths
+from torchbeast.errors import RunError, UsageError, refusing_paths
 from torchbeast.fleets.system import in_bytes, reserved_files
 from torchbeast.fleets.waiting import waiting_for, warn
 from torchbeast.reporting.run_folder import RunFolder, replaced_atomically
@@ -107,8 +107,8 @@ class CheckpointWriter:
             return "No state was saved"
         path = self._path.with_name("last_good.tar")
         try:
-            checkpoints.save(path, {**state, **self.labels})
-        except OSError as error:
+            checkpoints.save(path, {**state, **self.labels, **self.also()})
+        except (OSError, UsageError) as error:  # the latter of a callback's state
             return f"The previous state could not be saved: {error}"
         return f"The previous state is in {path}; the checkpoint is unchanged"
 
@@ -140,17 +140,26 @@ class PastVersions:
 
     every: environment steps between two versions, which are written at multiples of it, so that a
     run that is often stopped and resumed writes versions too. step: of the run until now.
+    fetch: brings the newest weights to the agent.
     """
 
     pool: Path
     agent: Agent
     every: int
     step: int
+    fetch: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
+        from torchbeast.core.actors.self_play import newest_rating
+
+        if self.agent.spec.pickled:
+            raise UsageError(
+                f"selfplay reads versions of {self.agent.spec.name} from files, which cannot "
+                "contain its code: put the network into a module, and give it as my_module:MyNet"
+            )
         with refusing_paths("use another --selfplay"):
             self.pool.mkdir(parents=True, exist_ok=True)
-        self._elo = 0.0
+        self._elo = newest_rating(self.pool)  # until a game ends
 
     def __call__(self, step: int, row: Mapping[str, float]) -> None:
         """Writes a version if it is time for one; row: of the log, with the rating."""
@@ -160,6 +169,7 @@ class PastVersions:
             self._elo = elo
         before, self.step = self.step, step
         if step // self.every > before // self.every:
+            self.fetch()
             path = version_path(self.pool, step)
             try:
                 checkpoints.save(path, as_version(self.agent, self._elo))

@@ -216,7 +216,8 @@ def changes(
     It skips settings that were not recorded, for example by another program, the settings
     `of_command`, which do not belong to a run, and the model, which cannot change.
     """
-    recorded = {**recorded, "env_kwargs": _env_kwargs(recorded)}
+    if recorded:
+        recorded = {**recorded, "env_kwargs": _env_kwargs(recorded)}
     if "env_kwargs" in now:
         now = {**now, "env_kwargs": _env_kwargs(now)}
     pairs = {

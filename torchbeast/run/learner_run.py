@@ -196,6 +196,8 @@ class LearnerRun:
                 return
             keywords = plan.env.options.info_keywords
             learner = made.learner_info(plan.learner, keywords, seed, first_step=self.progress.step)
+            if not plan.collection.plays_ahead:
+                learner = replace(learner, batches_at_once=1)
             free = free_memory()  # before the source allocates some
             source = plan.collection.source(learner, plan.env, ending)
             check_buffers(source.num_bytes, free)
@@ -229,7 +231,11 @@ class LearnerRun:
     def _learn(self, training: Training, learner: ProgramLearner) -> None:
         supervisor = self.session.supervisor
         with PrometheusEndpoint().served(self.plan.metrics) as endpoint:
-            learner.begin(self.earlier, training)
+            try:
+                learner.begin(self.earlier, training)
+            except BaseException:
+                learner.end()  # of the callbacks that have started
+                raise
             if self.progress.step >= self._total_steps:  # only the last evaluation was left
                 learner.end()
                 training.save()
@@ -298,13 +304,17 @@ class LearnerRun:
         leads = self._replica is None or self._replica.leads
         if leads and (pool := self.plan.env.options.selfplay):
             every = max(1, self._total_steps // _VERSIONS)
-            yield PastVersions(Path(pool), self.made.agent, every, self.progress.step)
+            fetch = training.made.optimiser_step.state_dict  # decentralised workers have them
+            yield PastVersions(Path(pool), self.made.agent, every, self.progress.step, fetch)
         yield PeriodicCheckpoints(training, interval_s)
 
     def start(self, training: Training) -> None:
-        """Starts collecting, and the watchdog."""
+        """Starts collecting and, in the only or leading learner, the watchdog, which knows what
+        keeps other ranks waiting too.
+        """
         training.source.start(self.session.supervisor)
-        start_watchdog(training, self._batch_size)
+        if self._replica is None or self._replica.leads:
+            start_watchdog(training, self._batch_size)
 
     def end(self, training: Training, end_callbacks: Callable[[], object]) -> None:
         """Waits for the threads of a run that has ended, calls `end_callbacks`, then saves, unless
@@ -361,7 +371,9 @@ class LearnerRun:
         plan, folder, replica = self.plan, self.session.folder, self._replica
         say(summary(self.progress, training.rows.steps_here, training.rows.seconds))
         naming = naming_flags(self._recorded)
-        to_resume = [*([] if plan.others_serve else naming), *plan.repeated]
+        plays_here = plan.callbacks or plan.learner.transitions.hindsight_share
+        is_named = plays_here or not plan.others_serve  # see Plan.local_env
+        to_resume = [*(naming if is_named else []), *plan.repeated]
         if self.progress.step >= self._total_steps:
             to_resume += ["--total_steps", str(2 * self._total_steps)]
         exists = folder.checkpoint.exists()

@@ -63,6 +63,10 @@ class _Periodic(Callback):
             self._act(learner, metrics)
             self._mark(learner.steps)
 
+    def _on_stop(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
+        if self._last_step != learner.steps:  # else it has acted already
+            self.on_step(learner, metrics)
+
     def _mark(self, steps: int) -> None:
         self._last_step, self._last_time = steps, time.monotonic()
 
@@ -149,7 +153,7 @@ class Evaluation(_Periodic):
         num_episodes: int = 10,
         sampled: bool = False,
         keep_best: bool = True,
-        seed: int = 0,
+        seed: int | None = 0,
         name: str = EVALUATION,
         verbose: bool = False,
     ) -> None:
@@ -162,7 +166,7 @@ class Evaluation(_Periodic):
             sampled: Whether to sample actions instead of taking the most likely ones.
             keep_best: Whether to keep the best checkpoint.
             seed: Seed of the environments. Evaluations of different runs with one seed, after the
-                same number of steps, play the same starts.
+                same number of steps, play the same starts. None: the seed of the run.
             name: Prefix of the columns, and of the files' names.
             verbose: Whether to print a line about every evaluation.
         """
@@ -220,7 +224,9 @@ class Evaluation(_Periodic):
 
     def _act(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
         scores = self._scores or self._open(learner)
-        seed = seed_of(self._seed, self._name, learner.steps)
+        of_run: int = learner._training.writer.labels["flags"]["seed"]
+        root = of_run if self._seed is None else self._seed
+        seed = seed_of(root, self._name, learner.steps)
         played = learner.evaluate(self.num_episodes, sampled=self._sampled, seed=seed)
         self._last_step = learner.steps  # as the checkpoint records it
         weights = weights_id_of(learner.actor.state_dict(), learner.steps)
@@ -233,7 +239,8 @@ class Evaluation(_Periodic):
 
 
 def of_config(config: CallbacksConfig, keep_best: bool) -> list[Callback]:
-    """Makes the callbacks of a program: those that are named, then the evaluation.
+    """Makes the callbacks of a program: the evaluation, then those that are named, which see its
+    metrics.
 
     keep_best: see Evaluation. Raises UsageError if a named callback does not exist.
     """
@@ -241,9 +248,13 @@ def of_config(config: CallbacksConfig, keep_best: bool) -> list[Callback]:
     if config.eval_every is None:
         return callbacks
     evaluation = Evaluation(
-        config.eval_every, num_episodes=config.eval_episodes, keep_best=keep_best, verbose=True
+        config.eval_every,
+        num_episodes=config.eval_episodes,
+        keep_best=keep_best,
+        seed=None,  # so that an interval over runs contains the chance of the starts
+        verbose=True,
     )
-    return [*callbacks, evaluation]
+    return [evaluation, *callbacks]
 
 
 def _named(path: str) -> Callback:
@@ -300,15 +311,15 @@ class Scores:
         """Opens the file in a run's folder, or makes it.
 
         step: env steps of the checkpoint that the run resumes; later rows are dropped, as in
-        logs.csv. best: score below which no checkpoint is the best. Raises UsageError if the file
-        cannot be written, or if another process uses it, and as `checkpoint.load`.
+        logs.csv. best: of earlier evaluations, if no checkpoint is kept. Raises UsageError if the
+        file cannot be written, or if another process uses it, and as `checkpoint.load`.
         """
         self._name, self._keeps_best = name, keeps_best
         self._best_path = folder / f"{name}_best.tar"
-        self.best = best
+        self.best = -math.inf if keeps_best else best
         if keeps_best and self._best_path.exists():
             kept = checkpoints.load(self._best_path, needed=()).get("callbacks", {}).get(name, {})
-            self.best = max(best, float(kept.get(BEST, -math.inf)))
+            self.best = float(kept.get(BEST, -math.inf))
         self._path = folder / f"{name}s.csv"
         with closing(self._locked()):
             drop_after(self._path, step, COLUMNS)  # may replace the file

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torchbeast.collect.contract import CollectionPlan
@@ -83,11 +83,13 @@ class Plan:
     def local_env(self) -> EnvSpec:
         """Returns the environment for a process on this machine, with all tasks in equal shares.
 
-        Raises UsageError, as `check_named`, if a server that can be anyone's describes it.
+        Keyword arguments of the command line replace those that servers describe. Raises
+        UsageError, as `check_named`, if a server that can be anyone's describes it.
         """
-        if self.others_serve:
-            check_named(self.recorded_env(), self.asked)
-        return self.env.with_shares()
+        if not self.others_serve:
+            return self.env.with_shares()
+        check_named(self.recorded_env(), self.asked)
+        return replace(self.env, kwargs=self.asked.kwargs or self.env.kwargs).with_shares()
 
     def recorded_env(self) -> dict[str, Any]:
         """Returns the settings of the environment, by the names of flags."""

@@ -14,13 +14,15 @@ roll call:
 Before each update every rank reports whether its batch is ready, and whether it wants to end the
 run. If all are ready, all update. If one ends, all end after the same update. A rank that waits for
 its batch answers every second, so a roll call takes about a second at most, and a rank that does
-not answer is lost. The reports also contain what the log and the display show about all ranks.
+not answer is lost. The reports also contain what the log and the display show about all ranks, and
+the options that rank 0 has given its environments.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import socket
 import tempfile
@@ -227,7 +229,7 @@ class Replica:
         if self.leads:
             self.ranks.tell(_BATCH, str(number))
         else:  # the ranks are never more than a batch apart
-            self.ranks.told(_BATCH, pause, before=str(number - 1))
+            self.ranks.told(_BATCH, pause, math.inf, before=str(number - 1))
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -305,6 +307,7 @@ class RankedLearner(JointLearner):
         self._ready_since: float | None = None  # since when this rank has its batch
         # With their ranks, in the last roll call.
         self._others: Sequence[tuple[int, BatchReport]] = ()
+        self._env_options: Mapping[str, Any] | None = None  # that the environments were given last
 
     def start(self, supervisor: Supervisor) -> None:
         """Starts this rank's source."""
@@ -335,7 +338,10 @@ class RankedLearner(JointLearner):
             raise
 
     def set_env_options(self, options: Mapping[str, Any]) -> None:
-        """Gives the environments of this rank options."""
+        """Gives the environments of this rank options; the other ranks give theirs the options of
+        rank 0 at the next roll call.
+        """
+        self._env_options = options
         self._source.set_env_options(options)
 
     def status(self) -> Mapping[str, float]:
@@ -393,10 +399,14 @@ class RankedLearner(JointLearner):
             stop=self._supervisor.reason or "",
             away=[[*stream] for stream in self._source.lost_streams()],
             hanging=self._source.hanging(),
+            env_options=self._env_options,
         )
         messages = self._replica.ranks.gather(report._asdict())
         reports = [_read(rank, message) for rank, message in enumerate(messages)]
         self._others = [ranked for ranked in enumerate(reports) if ranked[0] != self._rank]
+        options = reports[0].env_options
+        if self._rank and options not in (None, self._env_options):
+            self.set_env_options(options)
         return reports
 
     def _stop(self, reports: Sequence[BatchReport]) -> None:

@@ -51,6 +51,7 @@ from torchbeast.run.config import FIRST_CHECKPOINT_S
 _log = logging.getLogger("torchbeast.learner")
 
 DONE = "all steps are learnt"
+ENOUGH = "a callback"  # has stopped the run
 _UPDATE_S = 120.0  # expected longest update, unless a longer one has been seen
 _WRITING_S = 1.0  # longest time that writing a row of the log should take
 _TRACED_UPDATE = 5  # of the process; the first ones are slower

@@ -225,7 +225,8 @@ def _own_folder(folder: Path) -> Path:
 
     Raises UsageError for a folder that another user can enter or may have made.
     """
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with suppress(FileExistsError):  # perhaps by a file, or a link that leads nowhere
+        folder.mkdir(mode=0o700)
     status = folder.lstat()
     private = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
     if status.st_uid != os.getuid() or not private:

@@ -127,9 +127,9 @@ class ServedEnvConfig(Settings):
     """Refuse servers that serve another environment; with --mode test, which does not need servers,
     play this one. Default: accept any; with --mode test, the run's."""
     env_kwargs: Mapping[str, Any] = setting(dict, "task", "served")
-    """With --mode test, --eval_every or --hindsight_share, whose environments run on this machine:
-    keyword arguments of the environment's constructor as JSON, such as '{"size": 8}'. Default: the
-    run's arguments, unless --env is a package.module:factory."""
+    """With --mode test, --eval_every, --callback or --hindsight_share, whose environments run on
+    this machine: keyword arguments of the environment's constructor as JSON, such as '{"size": 8}'.
+    Default: the run's arguments, unless --env is a package.module:factory."""
     num_actions: int | None = setting(None, bounds=(at_least, 1))
     """Number of actions. Needed only with servers of the original TorchBeast (2019), which do not
     describe their environment."""

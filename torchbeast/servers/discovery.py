@@ -7,10 +7,11 @@ The learner makes its network from these descriptions, so users need not specify
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import libtorchbeast
@@ -32,6 +33,7 @@ from torchbeast.servers.security import credentials, explain
 _log = logging.getLogger("torchbeast.hosts")
 
 _FIRST_PATIENCE_S = 0.5  # time limit of the first request; doubled for each retry
+_LONGEST_PATIENCE_S = 4.0  # while nobody accepts a connection
 _MOST_HOSTS = 64  # to query at the same time; each takes a thread and a connection
 
 # The entries that must be equal in all descriptions.
@@ -50,24 +52,30 @@ Description = dict[str, Any]
 """The result of libtorchbeast.describe."""
 
 
-@dataclass(frozen=True)
-class ServerFleet:
+@dataclass(frozen=True, kw_only=True)
+class Streams:
+    """The streams of servers to a learner."""
+
+    stream_addresses: list[str]  # server of each stream, or a name if its host dials in
+    envs_per_stream: list[int]  # environments of each stream
+    credentials: libtorchbeast.Credentials | None = None  # for servers on other machines
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments of all streams."""
+        return sum(self.envs_per_stream)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFleet(Streams):
     """Servers that serve the same environment."""
 
     env: EnvSpec  # as described; its name is empty if unknown
     observation_space: Any  # nest of ArraySpec as on the wire, of one environment
     action_space: ActionSpace | None  # None: not described (servers of TorchBeast 2019)
     frame_stack: int
-    stream_addresses: list[str]  # server of each stream, or a name if its host dials in
-    envs_per_stream: list[int]  # environments of each stream
-    credentials: libtorchbeast.Credentials | None = None  # for servers on other machines
-    descriptions: Mapping[str, Any] = field(default_factory=dict)  # JSON, by address
+    descriptions: Mapping[str, Any]  # JSON, by address
     stream_hosts: Sequence[str] = ()  # of each stream, if hosts dial in
-
-    @property
-    def num_envs(self) -> int:
-        """Number of environments of all streams."""
-        return sum(self.envs_per_stream)
 
     def share(self, rank: int, size: int) -> ServerFleet:
         """Returns the fleet of one of several learners, which divide the streams among themselves.
@@ -206,7 +214,7 @@ class Asking:
         security: SecurityConfig | None,
         check_goes_on: Callable[[], None] = lambda: None,
     ) -> None:
-        """Reads the files with credentials. For the arguments see `find`."""
+        """Reads the files with credentials. For the arguments see `find_servers`."""
         self.timeout = timeout
         self._security, self._check_goes_on = security, check_goes_on
         self.credentials = None if security is None else credentials(security)
@@ -220,16 +228,18 @@ class Asking:
             try:
                 limit = max(0.0, min(patience, left))
                 return libtorchbeast.describe(address, limit, self.credentials)
-            except TimeoutError:
+            except TimeoutError as error:
                 if self._security is not None:
                     explain(address, self._security)  # takes seconds
                 if left <= patience or time.monotonic() >= deadline:
                     raise _no_answer(address, f"waited {self.timeout:g} s") from None
+                # A server that has to make an environment first may take longer.
+                is_there = "accepts connections" in str(error)
+                patience = min(2 * patience, math.inf if is_there else _LONGEST_PATIENCE_S)
             except PermissionError as error:
                 raise RunError(str(error)) from None
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise _no_answer(address, str(error)) from None
-            patience *= 2
 
     def status(self, address: str) -> dict[str, Any]:
         """Returns how busy a server is, or which hosts have joined a learner; raises RunError if

@@ -97,7 +97,6 @@ class EnvServers:
         addresses: Sequence[str],
         folder: str | None = None,
         security: SecurityConfig | None = None,
-        counts: bool = False,
         learners: Sequence[str] = (),
         say: Callable[[str, str], None] = lambda learner, sentence: None,
     ) -> None:
@@ -105,7 +104,6 @@ class EnvServers:
 
         folder: a folder of this run for its sockets, see `run_folder`.
         security: for servers that listen to other machines, or dial in to learners.
-        counts: whether they report what they do, see `activity`.
         learners: HOST:PORT of learners. Servers do not listen, but dial in to them when `dial` is
             called; the streams are divided among the learners. say: called with a learner and a
             message about it.
@@ -121,7 +119,6 @@ class EnvServers:
             "folder": folder,
             # only names of files, because process lists show arguments
             "security": None if security is None else asdict(security),
-            "counts": counts,
         }
         firsts = itertools.accumulate((plan.num_envs for plan in plans), initial=0)
         for i, (plan, address, first) in enumerate(zip(plans, addresses, firsts, strict=False)):

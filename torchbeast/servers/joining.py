@@ -220,27 +220,31 @@ class JoinServer:
             if self._is_closed:
                 return
             self._warn(
-                self.listen,
                 f"{self.listen} stopped accepting connections, so it is reopened and hosts dial in "
                 f"again. Unknown clients may have exhausted the limit of {allowed_descriptors():,} "
                 "open files and connections: block them from the port, or raise the limit (ulimit "
-                "-n)",
+                "-n)"
             )
             self._door.close(run_has_ended=False)
             self._waiting.clear()
             try:
                 self._door = self._open()
             except UsageError as error:
-                self._warn(self.listen, f"no host can dial in now: {error}")
+                self._warn(f"no host can dial in now: {error}")
                 time.sleep(_GLANCE_S)
 
     def find(
-        self, num_envs: int | None, timeout: float, check_goes_on: Callable[[], None]
+        self,
+        num_envs: int | None,
+        timeout: float,
+        check_goes_on: Callable[[], None],
+        count_all: Callable[[int], int] = lambda own: own,
     ) -> ServerFleet:
         """Waits for hosts, and returns the fleet of their streams.
 
         num_envs: least number of environments; None: the first host suffices. timeout: seconds
-        to wait for them. check_goes_on: raises RunError to stop waiting.
+        to wait for them. check_goes_on: raises RunError to stop waiting. count_all: returns the
+        number of environments of all learners, given the number of this one's.
 
         Raises RunError at the timeout.
         """
@@ -251,7 +255,8 @@ class JoinServer:
                 settled = time.monotonic() + _SETTLED_S
             self._waiting = [stream for stream in self._waiting if self._door.waits(stream.number)]
             now, count = time.monotonic(), sum(stream.said["num_envs"] for stream in self._waiting)
-            if self._waiting and now >= min(settled, deadline) and count >= (num_envs or 1):
+            enough = count_all(count) >= (num_envs or 1)  # each time: the others wait for it
+            if self._waiting and now >= min(settled, deadline) and enough:
                 return self._fleet()
             check_goes_on()
             if now >= deadline:
@@ -343,11 +348,11 @@ class JoinServer:
     def _refuse(self, stream: _Stream, reason: str) -> None:
         reason = reason.encode(errors="backslashreplace").decode()  # it may quote half a character
         self._door.refuse(stream.number, reason)
-        self._warn(stream.host, f"ignoring the host {stream.host}: {reason}")
+        self._warn(f"ignoring the host {stream.host}: {reason}")
 
-    def _warn(self, about: str, sentence: str) -> None:
-        """Warns, but only once about the same thing, because refused hosts dial again; and not for
-        ever about new things, because a host may dial with another description each time.
+    def _warn(self, sentence: str) -> None:
+        """Warns once with each sentence, because refused hosts dial again, and with not too many
+        sentences, because a host may dial with another description each time.
         """
         if sentence not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(sentence)
@@ -366,8 +371,7 @@ class JoinServer:
             if (count := self._seen.get(host, 0)) == before.get(host, 0)
             and count != self._hosts.get(host, 0)
         }
-        if changes:
-            self._tell(changes)
+        self._tell(changes)
 
     def _tell(self, changes: dict[str, int]) -> None:
         """Reports hosts that have joined, left, or changed their number of streams, a line each."""
@@ -376,13 +380,10 @@ class JoinServer:
         others = [host for host in changes if host not in {*joined, *left}]
         self._hosts = {host: count for host, count in (self._hosts | changes).items() if count}
 
-        def with_streams(hosts: list[str]) -> str:
-            return first_of([f"{host} ({counted(changes[host], 'stream')})" for host in hosts])
-
-        if joined:
-            say(f"{counted(len(joined), 'host')} joined: {with_streams(joined)}")
-        if others:
-            say(f"{counted(len(others), 'host')} changed: {with_streams(others)}")
+        for what, hosts in (("joined", joined), ("changed", others)):
+            if hosts:
+                named = [f"{host} ({counted(changes[host], 'stream')})" for host in hosts]
+                say(f"{counted(len(hosts), 'host')} {what}: {first_of(named)}")
         if left:
             self._told.clear()
             _log.warning("%s left: %s", counted(len(left), "host"), first_of(left))

@@ -2,8 +2,8 @@
 """The main module of environment-server processes. Started by env_servers.py, not by users.
 
 A server runs until its stdin is closed, including when the program that started it dies. Its
-stdout carries JSON reports, so output of the environment is redirected to stderr. The process never
-imports torch.
+stdout carries JSON reports, so output of the environment is redirected to stderr. The process
+imports torch only for self-play.
 """
 
 from __future__ import annotations
@@ -167,8 +167,7 @@ class _Serving:
 
     def _start_reporting(self) -> None:
         """Starts the threads that report, and that check whether the server still listens."""
-        if self._arguments["counts"]:
-            _thread(lambda: self._activity.report_until(self._stopped, self._report))
+        _thread(lambda: self._activity.report_until(self._stopped, self._report))
         if self._arguments["learners"]:
             self._report({"ready": True})
         else:
@@ -213,11 +212,8 @@ def _make_server(arguments: dict[str, Any], activity: ServerActivity, report: Se
     # Make the first one now, so that a wrong name is reported immediately.
     first = {0: make_environment(spec.dealt(0, num_envs), num_envs)}
     keywords = spec.options.info_keywords
-    is_wrapped = keywords or arguments["counts"] or len(spec.task_names) > 1
 
     def make() -> Any:
-        if not is_wrapped:
-            return first.pop(0, None) or envs.make(spec, num_envs)
         number = activity.opens()
         try:
             here = spec.dealt(num_envs * number, num_envs)

@@ -45,7 +45,6 @@ from torchbeast.core.actors.contract import Actor, Mode, ModelInputs
 from torchbeast.core.actors.cuda_graphs import use_cuda_graphs
 from torchbeast.core.base.computing import CudaStream
 from torchbeast.core.base.nest import map_leaves, map_leaves2
-from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RepeatedFailures, in_one_line
@@ -54,8 +53,8 @@ from torchbeast.fleets.system import allow_descriptors, available_cores, limit_k
 from torchbeast.fleets.waiting import WAIT_S
 from torchbeast.servers.addresses import folder_basename, run_folder, server_addresses
 from torchbeast.servers.config import FleetConfig, PipelineConfig, check_streams
-from torchbeast.servers.discovery import ServerFleet
-from torchbeast.servers.env_servers import EnvServers, ServerPlan, plans_for_local_servers
+from torchbeast.servers.discovery import ServerFleet, Streams
+from torchbeast.servers.env_servers import EnvServers, plans_for_local_servers
 from torchbeast.servers.joining import JoinServer
 
 _log = logging.getLogger("torchbeast.streams")
@@ -75,7 +74,7 @@ class PolySource:
     def __init__(
         self,
         learner: LearnerInfo,
-        fleet: ServerFleet,
+        fleet: Streams,
         pipeline: PipelineConfig,
         *,
         join_server: JoinServer | None = None,
@@ -98,7 +97,7 @@ class PolySource:
         )
         self._torch_threads = torch.get_num_threads()  # per inference thread
         columns = self._columns = rollout_columns(size, fleet.envs_per_stream)
-        self._num_envs = fleet.num_envs  # 0: nobody has dialled in yet
+        self._num_envs = fleet.num_envs
         self._queue = learner_queue(size, pipeline, columns, spare)
         self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
         last_action, number = actor.distribution.zero_action((1, 1)), torch.zeros(1, 1).long()
@@ -117,7 +116,6 @@ class PolySource:
         written, queued = self._num_envs, pipeline.queue_size(size)
         joined = (1 + learner.batches_at_once) * (size + spare)
         self.num_bytes = rollouts.num_bytes(written + queued + joined)  # waiting, or in batches
-        self._env_bytes = rollouts.num_bytes()
         self._numbers = itertools.count(1)  # of environments that act for the first time
 
     def start(self, supervisor: Supervisor) -> None:
@@ -130,7 +128,7 @@ class PolySource:
             supervisor.start_thread(f"inference-{i}", functools.partial(self._infer, replica))
         supervisor.start_thread("environments", self._play)
         if (join_server := self._join_server) is not None:
-            sizes = self._columns, self._env_bytes
+            sizes = self._columns, self._learner.rollouts.num_bytes()
             follow = functools.partial(join_server.follow, self._pool, *sizes, self._closed)
             supervisor.start_thread("hosts", follow)
 
@@ -235,7 +233,7 @@ class _OwnServersSource(PolySource):
     def __init__(
         self,
         learner: LearnerInfo,
-        fleet: ServerFleet,
+        fleet: Streams,
         start_servers: Callable[[Supervisor], EnvServers],
     ) -> None:
         """start_servers: called by `start`; others end the servers."""
@@ -392,7 +390,6 @@ class StartedServers(CollectionPlan):
     """Collects from environment servers that start and end with the source."""
 
     config: FleetConfig
-    envs: VecEnvFactory
 
     acts_where_it_steps = False
     of_processes = "num_servers"
@@ -407,28 +404,15 @@ class StartedServers(CollectionPlan):
         plans = plans_for_local_servers(self.config, disable_cuda=on_cpu)
         folder = ending.enter_context(run_folder())
         addresses = server_addresses(folder_basename(folder), len(plans))
+        streams = Streams(  # nobody needs to ask what they serve: it is what the scheme made
+            stream_addresses=[
+                a for a, p in zip(addresses, plans, strict=True) for _ in range(p.num_streams)
+            ],
+            envs_per_stream=[p.envs_per_stream for p in plans for _ in range(p.num_streams)],
+        )
 
         def start(supervisor: Supervisor) -> EnvServers:
             servers = EnvServers(supervisor, env, plans, addresses, folder)
             return ending.enter_context(closing(servers))
 
-        return _OwnServersSource(learner, _fleet(self.envs, env, plans, addresses), start)
-
-
-def _fleet(
-    envs: VecEnvFactory, env: EnvSpec, plans: Sequence[ServerPlan], addresses: Sequence[str]
-) -> ServerFleet:
-    """Returns the streams of servers that nobody needs to ask: they make what the scheme made."""
-    streams = [
-        (address, plan.envs_per_stream)
-        for address, plan in zip(addresses, plans, strict=True)
-        for _ in range(plan.num_streams)
-    ]
-    return ServerFleet(
-        env=env,
-        observation_space=envs.single_frame_space,
-        action_space=envs.action_space,
-        frame_stack=envs.frame_stack,
-        stream_addresses=[address for address, _ in streams],
-        envs_per_stream=[size for _, size in streams],
-    )
+        return _OwnServersSource(learner, streams, start)

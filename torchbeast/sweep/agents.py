@@ -114,6 +114,8 @@ def _agent(plan: SweepPlan, settings: Mapping[str, str], folder: Path) -> AgentR
     later = ["--replay_service=later"] if plan.config.shared_replay else []
     flags = parse(FLAGS[plan.program], plan.program, [*words, *later], flag_names(SweepConfig))
     where = ["--savedir", str(folder), "--xpid", name, "--suppress_logs"]
+    if pool := flatten(flags).get("selfplay"):  # each run needs versions of its own
+        where += ["--selfplay", str(Path(pool) / name)]
     return AgentRun(
         name=name,
         settings=settings,

@@ -104,8 +104,9 @@ def runner_here(
     share = max(1, cores // at_once)
 
     def start(row: AgentRow) -> Process:
+        process = process_here(row.agent, more, environment_of_share(share), row.on_report)
         row.begin()
-        return process_here(row.agent, more, environment_of_share(share), row.on_report)
+        return process
 
     how = f"{at_once} at a time, {share} core{'s' if share > 1 else ''} each"
     return Runner(how, at_once, start, asha)
@@ -130,7 +131,7 @@ class Runner:
         while not supervisor.ended:
             try:
                 self._start(rows)
-            except RunError as error:  # the connection to a cluster was lost
+            except (OSError, RunError) as error:  # no more processes, or a cluster was lost
                 supervisor.fail("sweep", error)
             if not self._running and not any(row.state == "waiting" for row in rows):
                 break

@@ -13,6 +13,7 @@ from source_models import CountingNet
 
 from torchbeast.core.actors.env_loop import EnvLoop, inputs_of
 from torchbeast.core.base.nest import map_leaves2
+from torchbeast.core.envs.contract import is_reset
 from torchbeast.core.envs.spaces import Box, MultiDiscrete
 from torchbeast.core.envs.sync_vec_env import SyncVecEnv
 from torchbeast.core.envs.vec_env import VecEnv
@@ -54,6 +55,22 @@ def test_games_are_counted_over_lives_and_anew_after_their_end() -> None:
     assert returns == expected
     life, over, on = (True, False), (True, True), (False, False)
     assert ends == [on, life, on, life, on, on, over, on, life]
+
+
+def test_a_row_that_only_begins_a_life_is_a_reset_row() -> None:
+    """As of a pool of EnvPool in wrappers: the game goes on, but nobody may learn from the row."""
+    env, never = Counting(1), np.zeros(1, bool)
+    loop = loop_over(env)
+    give, rows = env.step, []
+    for ends, begins in ((never, never), (~never, never), (never, ~never), (never, never)):
+        env.step = lambda action, e=ends, b=begins: give(action)._replace(  # type: ignore[method-assign,misc]
+            terminated=e | b, episode_end=never, resets=b
+        )
+        loop.act("sample")
+        loop.step()
+        step = loop.row.episode_step
+        rows.append((bool(is_reset(loop.row.done, step)[0]), int(step[0])))
+    assert rows == [(False, 1), (False, 2), (True, 0), (False, 3)]
 
 
 def test_the_return_of_a_long_game_still_grows() -> None:

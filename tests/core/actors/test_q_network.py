@@ -131,11 +131,12 @@ def test_a_recurrent_network_is_refused() -> None:
         make_model(ActorSpec(Q_NET, use_lstm=True), ArraySpec((5,), "float32"), Discrete(4))
 
 
-def test_a_space_whose_actions_cannot_be_listed_is_refused() -> None:
+@pytest.mark.parametrize("bound", [1.0, math.inf])
+def test_a_space_whose_actions_cannot_be_listed_is_refused(bound: float) -> None:
     with pytest.raises(
         ValueError, match="QNet needs a Discrete action space, got Box of float32: use "
     ):
-        make_model(ActorSpec(Q_NET), ArraySpec((5,), "float32"), Box(-1.0, 1.0, (2,)))
+        make_model(ActorSpec(Q_NET), ArraySpec((5,), "float32"), Box(-bound, bound, (2,)))
 
 
 def test_an_actor_whose_values_have_another_shape_is_refused() -> None:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +278,20 @@ def test_an_agent_says_how_it_reads_each_part_of_an_observation(
     spec: ActorSpec, space: Any, expected: str
 ) -> None:
     assert describe_agent(make_agent(spec, space, Discrete(2), 1)) == expected
+
+
+def test_a_network_of_a_script_may_have_the_name_of_a_built_in_one(user_module: str) -> None:
+    pytest.importorskip("cloudpickle")
+    base = importlib.import_module(user_module).MyNet
+    own = type("mlp", (base,), {"__module__": "__main__"})
+    assert isinstance(make_model(ActorSpec.of(own), OBSERVATION, ACTIONS), base)
+
+
+def test_a_network_of_a_script_is_loaded_by_its_name_in_the_same_script(
+    user_module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = importlib.import_module(user_module).MyNet
+    own = type("OfScript", (base,), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "OfScript", own, raising=False)
+    recorded = ActorSpec.naming(own).name
+    assert isinstance(make_model(ActorSpec(recorded), OBSERVATION, ACTIONS), own)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torchbeast.core.algos.config import OptimiserConfig, SACConfig, StepConfig
 from torchbeast.core.algos.sac import SAC
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
+from torchbeast.core.envs.tasks import with_task
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.errors import UsageError
@@ -300,3 +302,14 @@ def test_networks_and_spaces_that_do_not_fit_are_sentences() -> None:
     assert isinstance(q_network, QNetwork)
     with pytest.raises(UsageError, match="SAC needs a network of type StochasticActorCritic"):
         SAC(q_network, SACConfig())
+
+
+def test_critics_do_not_see_the_number_of_the_task() -> None:
+    plain, number = transitions(), torch.zeros(2, 1, dtype=torch.int32)
+    names = ("observation", "next_observation")
+    seen = {name: with_task(getattr(plain, name), number) for name in names}
+    found = []
+    for batch in (replace(plain, **seen), plain):
+        torch.manual_seed(1)
+        found.append(algo_of().losses(batch).terms)
+    torch.testing.assert_close(*found)

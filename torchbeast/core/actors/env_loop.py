@@ -91,7 +91,10 @@ class EnvLoop:
     def _row(self, step: VecStep, final_info: FinalInfo) -> EnvRow:
         """Returns the row of a step; its observations have stacks."""
         done = step.terminated | step.truncated
-        counts = self._episode_step.copy(), self._episode_return.astype(np.float32)
+        steps = self._episode_step.copy()
+        if step.resets is not None:
+            steps[step.resets] = 0  # also within a game, so that is_reset recognises the row
+        counts = steps, self._episode_return.astype(np.float32)
         ends = step.truncated, step.episode_end
         final = step.final_observation
         return EnvRow(step.observation, step.reward, done, *ends, *counts, final, final_info)
@@ -102,11 +105,9 @@ class EnvLoop:
         self._episode_step[over] = 0
         self._episode_return[over] = 0
         self._episode_return += step.reward
-        if step.resets is None:
-            self._episode_step += 1
-            return self._env.num_envs
-        self._episode_step += ~step.resets
-        return int(np.count_nonzero(~step.resets))
+        stepped = np.ones(len(over), bool) if step.resets is None else ~step.resets
+        self._episode_step += stepped
+        return int(np.count_nonzero(stepped))
 
 
 def inputs_of(

@@ -240,6 +240,11 @@ class Critics(nn.Module, ABC):
     arXiv 1802.09477, section 4.2).
     """
 
+    def __call__(self, observation: Nest[Tensor], action: Tensor | None = None) -> Tensor:
+        """Returns the result of forward, which does not see the number of the task."""
+        values: Tensor = super().__call__(without_task(observation), action)
+        return values
+
     @abstractmethod
     def forward(self, observation: Nest[Tensor], action: Tensor | None = None) -> Tensor:
         """Returns values [2, N] of actions [N, ...]; without them, [2, N, n] of every action of a
@@ -360,7 +365,8 @@ class BuiltIn(OffPolicyActor):
     ) -> None:
         """Raises SpecError for actions that the network does not support."""
         super().__init__()
-        self.distribution = distribution_for(action_space, over_box=SquashedGaussian)
+        over_box = SquashedGaussian if SquashedGaussian in self.over else None
+        self.distribution = distribution_for(action_space, over_box)
         if not isinstance(self.distribution, self.over):
             kind = type(action_space).__name__
             kind += f" of {action_space.dtype}" if isinstance(action_space, Box) else ""

@@ -72,6 +72,17 @@ def version_path(pool: Path, step: int) -> Path:
     return pool / f"{step:012}{_SUFFIX}"
 
 
+def _versions(pool: Path) -> list[Path]:
+    """Returns the files of a folder's versions, the newest last."""
+    return sorted(pool.glob(f"*{_SUFFIX}"))
+
+
+def newest_rating(pool: Path) -> float:
+    """Returns the rating of the newest version in a folder; 0 without one."""
+    versions = _versions(pool)
+    return float(torch.load(versions[-1], weights_only=True)["elo"]) if versions else 0.0
+
+
 def as_version(agent: Agent, elo: float) -> dict[str, Any]:
     """Returns the contents of a version's file."""
     weights = {name: value.cpu() for name, value in agent.model.state_dict().items()}
@@ -143,8 +154,7 @@ class SelfPlay(OwnVecEnv):
     def reset(self, seed: int) -> ArrayNest:
         env = self._env
         self._rng = np.random.default_rng(seed)
-        versions = self._versions()
-        self.elo = Opponent(versions[-1], env).elo if versions else 0.0
+        self.elo = newest_rating(self._pool)
         self._opponents: list[Opponent] = [self._drawn] * self.num_envs  # of each game
         self._games_left = 0  # to begin against the opponent that was drawn last
         self.final_info = {}
@@ -229,11 +239,8 @@ class SelfPlay(OwnVecEnv):
         expected = 1 / (1 + 10 ** ((self._opponents[game].elo - self.elo) / 400))
         self.elo += _K * float(score - expected)
 
-    def _versions(self) -> list[Path]:
-        return sorted(self._pool.glob(f"*{_SUFFIX}"))
-
     def _draw(self) -> Opponent:
-        versions, drawn = self._versions(), self._rng.random()
+        versions, drawn = _versions(self._pool), self._rng.random()
         if not versions or drawn < _RANDOM:
             return Opponent(None, self._env)
         is_newest = drawn < _RANDOM + _NEWEST

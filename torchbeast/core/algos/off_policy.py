@@ -20,6 +20,7 @@ from torchbeast.core.actors.contract import Actor, Mode
 from torchbeast.core.actors.off_policy import ActorWithCritics, Exploring, OffPolicyActor
 from torchbeast.core.algos.base import Algorithm, BatchT
 from torchbeast.core.algos.config import ExplorationConfig, OffPolicyConfig
+from torchbeast.core.envs.tasks import without_task
 from torchbeast.core.losses import clip_rewards
 from torchbeast.core.storages.batch import NO_FEEDBACK, Feedback
 from torchbeast.core.storages.transition import Transitions
@@ -183,7 +184,7 @@ class ActorAndCritics(OffPolicy):
     def observe(self, batch: Transitions) -> None:
         """Adds the batch to the running statistics of the actor and the critics."""
         super().observe(batch)
-        self.critics.observe(batch.new_observations())
+        self.critics.observe(without_task(batch.new_observations()))
 
     def schedule(self) -> dict[str, float]:
         """Ends acting at random after the first update."""

@@ -28,6 +28,7 @@ import inspect
 import json
 import operator
 import pickle
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from types import ModuleType
@@ -219,8 +220,11 @@ def values_in(kwargs: Mapping[str, Any]) -> str:
 
 
 def _label(source: Callable[..., Any]) -> str:
-    """Returns a name without commas, which separate the tasks of one agent."""
-    return str(getattr(source, "__qualname__", repr(source))).replace(",", ";")
+    """Returns a name that nothing built-in has, the same in every process, and without commas,
+    which separate the tasks of one agent.
+    """
+    name = getattr(source, "__qualname__", re.sub(r" at 0x\w+", "", repr(source)))
+    return f"{getattr(source, '__module__', '')}:{name}".replace(",", ";")
 
 
 def _importable_name(source: Callable[..., Any]) -> str:

@@ -118,7 +118,7 @@ Run = tuple[slice, slice]  # where to, and where from: rows that are consecutive
 
 
 def frame_spec(stack: ArraySpec, num_frames: int) -> ArraySpec:
-    """Returns the spec of a frame [C, ...] of a stack [k * C, ...].
+    """Returns the shape and dtype of a frame [C, ...] of a stack [k * C, ...].
 
     Raises ValueError when the stack's shape does not allow num_frames.
     """
@@ -129,7 +129,7 @@ def frame_spec(stack: ArraySpec, num_frames: int) -> ArraySpec:
             f"frame_stack is {num_frames}, but an observation of shape {list(stack.shape)} does "
             f"not consist of {num_frames} frames along its first dimension"
         )
-    return dataclasses.replace(stack, shape=(stack.shape[0] // num_frames, *stack.shape[1:]))
+    return ArraySpec((stack.shape[0] // num_frames, *stack.shape[1:]), stack.dtype)
 
 
 def newest(stacks: np.ndarray, num_frames: int) -> np.ndarray:

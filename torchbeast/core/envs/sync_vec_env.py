@@ -270,9 +270,7 @@ def check_step(result: Any, where: Callable[[int], str], index: int) -> None:
 
 def _flag(value: Any, where: Callable[[int], str], index: int) -> bool:
     """Returns whether an episode is over, from a value that step returned."""
-    if value is True or value is False:  # the usual case
-        return value
-    if isinstance(value, np.bool_):
+    if isinstance(value, (bool, np.bool_)):  # the usual case
         return bool(value)
     if math.isnan(number := number_in(value)):
         raise ValueError(

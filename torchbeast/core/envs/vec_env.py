@@ -58,7 +58,8 @@ class _WithFactory(type(Protocol)):  # type: ignore[misc]
             env_fn: A function that returns one environment with Gymnasium's interface, or, if it
                 has a parameter num_envs, that many as a VecEnv. Lambdas and functions of a notebook
                 need cloudpickle to reach other processes.
-            env_kwargs: Keyword arguments of env_fn; JSON if other processes make environments.
+            env_kwargs: Keyword arguments of env_fn, as JSON has them, because runs record them; put
+                anything else into env_fn.
             vec_env_size: Number of environments of a worker, which are stepped together.
             log_dir: Folder of the run's logs, unless the Learner is given one.
             info_keywords: Names of numbers in the info of a game's last step. Their means over
