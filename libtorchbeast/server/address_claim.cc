@@ -78,16 +78,15 @@ std::string listener(const sockaddr_un& name) {
                       " serves it; stop that one or choose another address");
 }
 
-// Binds an abstract socket name derived from the folder and the file's name. The kernel gives it to one socket only and
-// releases it with the process, even a killed one; no file is left behind.
+// Binds an abstract socket name derived from the path and its folder. The kernel gives it to one
+// socket only and releases it with the process, even a killed one; no file is left behind.
 int take_lock(const std::string& address, const std::string& path, const sockaddr_un& name) {
 #ifdef __linux__
-  // By the folder itself, not its path: two jobs of a machine may each have a /tmp of their own.
-  const fs::path whole = fs::absolute(path);
-  struct stat folder {};
+  const fs::path whole = fs::weakly_canonical(fs::absolute(path));
+  struct stat folder{};  // with it, because two jobs of a machine may each have a /tmp of their own
   ::stat(whole.parent_path().c_str(), &folder);
-  const std::string place = std::to_string(folder.st_dev) + ":" + std::to_string(folder.st_ino) +
-                            "/" + whole.filename().string();
+  const std::string place =
+      whole.string() + ":" + std::to_string(folder.st_dev) + ":" + std::to_string(folder.st_ino);
   const std::string key = "torchbeast-" + std::to_string(std::hash<std::string>{}(place));
   sockaddr_un lock{};
   lock.sun_family = AF_UNIX;
