@@ -199,7 +199,10 @@ def _draw_panel(axes: Any, panel: Panel, is_small: bool) -> None:
         axes.axhline(value, color="black", linestyle=":", linewidth=1, label=label)
     returns = f" ({panel.returns})" if panel.returns else ""
     axes.set_ylabel(f"return{returns}" if is_small else f"mean episode return{returns}")
-    axes.legend(fontsize="x-small" if is_small else "medium")
+    if panel.is_clock:  # curves end anywhere
+        axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.27))
+    else:
+        axes.legend(fontsize="x-small" if is_small else "medium")
     if is_small:
         axes.title.set_fontsize("medium")
         axes.xaxis.set_major_formatter("{x:,.10g}")

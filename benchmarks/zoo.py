@@ -396,14 +396,14 @@ python -m torchbeast.suite zoo --only 'lunarlander-*'
 
 * **Ours**: interquartile mean over the seeds, with its 95 % interval, which is too narrow for three
   seeds. No setting was tuned on these seeds, which begin at 101. The score of a seed is the mean
-  return of 100 greedy episodes after training. All seeds of a row that was trained before
-  2026-11-30 played the same starts, whose chance the interval leaves out: about ±18 for Pendulum.
+  return of 100 greedy episodes after training. Before commit 5f0a37dd all seeds of a
+  row played the same starts, whose chance the interval leaves out: about ±18 for Pendulum.
 * **Published**: a mean, with half of its 95 % interval (Student's t) if it is one of several runs.
   Tianshou's is the mean of each run's best evaluation, ours the last one.
 * **Above, inside, below**: our interval is above the published interval, overlaps it, or is below
   it. A single run has no interval, so its figure alone counts.{chance}
-* **Minutes**: median training time of a run on two cores, shared with another run and, until
-  2026-11-28, other work.{machines}
+* **Minutes**: median training time of a run on two cores, shared with another run and often with
+  other work.{machines}
 """
 _CHANCE = """
   P is the probability that one of our runs beats one of theirs, if these are published."""
