@@ -396,8 +396,9 @@ python -m torchbeast.suite zoo --only 'lunarlander-*'
 
 * **Ours**: interquartile mean over the seeds, with its 95 % interval, which is too narrow for three
   seeds. No setting was tuned on these seeds, which begin at 101. The score of a seed is the mean
-  return of 100 greedy episodes after training. Before commit 5f0a37dd all seeds of a
-  row played the same starts, whose chance the interval leaves out: about ±18 for Pendulum.
+  return of 100 greedy episodes after training. In runs before commit 5f0a37dd, all
+  seeds of a row played the same starts, so the interval leaves out their chance: about ±18 for
+  Pendulum.
 * **Published**: a mean, with half of its 95 % interval (Student's t) if it is one of several runs.
   Tianshou's is the mean of each run's best evaluation, ours the last one.
 * **Above, inside, below**: our interval is above the published interval, overlaps it, or is below

@@ -165,8 +165,8 @@ def _find(
 
 
 def _of_all(replica: Replica, own: int) -> int:
-    """Returns the number of environments of all learners, as they told it last; tells them the
-    number of this one's.
+    """Tells the other learners how many environments this one has; returns the sum of the numbers
+    that all told last.
     """
     replica.ranks.tell(f"{_ENVS}{replica.rank}", str(own))
     told = (replica.ranks.told(f"{_ENVS}{rank}", lambda: True) for rank in range(replica.size))

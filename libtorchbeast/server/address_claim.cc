@@ -83,7 +83,8 @@ std::string listener(const sockaddr_un& name) {
 int take_lock(const std::string& address, const std::string& path, const sockaddr_un& name) {
 #ifdef __linux__
   const fs::path whole = fs::weakly_canonical(fs::absolute(path));
-  struct stat folder{};  // with it, because two jobs of a machine may each have a /tmp of their own
+  // The folder's number too, because two jobs on a machine may each have a /tmp of their own.
+  struct stat folder{};
   ::stat(whole.parent_path().c_str(), &folder);
   const std::string place =
       whole.string() + ":" + std::to_string(folder.st_dev) + ":" + std::to_string(folder.st_ino);

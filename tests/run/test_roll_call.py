@@ -25,7 +25,7 @@ from torchbeast.errors import RunError
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.run import replicas
 from torchbeast.run.replicas import RankedLearner
-from torchbeast.run.training import DONE
+from torchbeast.run.training import DONE, ENOUGH
 
 SOON = 20.0
 
@@ -226,6 +226,19 @@ def test_figures_are_those_of_all_ranks(members: list[Member]) -> None:
             LostStream("server 1", 5.0, short, "refused 1"),
         ]
         assert member.source.lost_streams() == [lost_streams[rank] for rank in order]
+
+
+def test_where_a_callback_stops_rank_0_the_others_know_that_the_run_is_over(
+    members: list[Member],
+) -> None:
+    for member in members:
+        member.fed.given.put(rollout())
+    for each in [member.next() for member in members]:
+        each.result()
+    waiting = [member.next() for member in members]
+    members[0].supervisor.stop(ENOUGH)
+    assert [each.result() for each in waiting] == [None, None]
+    assert [member.supervisor.reason for member in members] == [ENOUGH] * 2
 
 
 def test_options_of_rank_0_reach_the_environments_of_all(members: list[Member]) -> None:

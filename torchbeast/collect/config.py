@@ -50,7 +50,7 @@ class ActorsConfig(Settings):
     keeps its number."""
 
     of_processes: ClassVar[str] = "num_workers"
-    """Name of the field with the number of processes that step the environments, if it has one."""
+    """Name of the field with the number of processes that step the environments, if any."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

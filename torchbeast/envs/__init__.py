@@ -115,7 +115,8 @@ def make_vec(
 
     Raises:
         EnvError: If there is no such environment, or it does not take the arguments.
-        TypeError: If the function does not take the arguments.
+        TypeError: For an environment in place of a function, or if the function does not take the
+            arguments.
         ValueError: If num_envs is below 1.
 
     Example:

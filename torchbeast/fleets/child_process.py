@@ -47,7 +47,8 @@ _REST_S = 2.0  # to receive the last output of a child that has ended
 KILLED = "was killed by"  # part of the error if a signal ended the child
 # Like `python -m module`, but with the parent's sys.path in place of the current folder, so that
 # both import the same files. PYTHONPATH would pass it on to every program that an environment
-# starts, which may have another version of Python.
+# starts, which may have another version of Python. Digits are the descriptor of a file with a long
+# argument.
 _START = (
     "import sys; sys.path[:] = dict.fromkeys({path!a} + [*filter(None, sys.path)]); "
     "sys.argv[2] = open(int(sys.argv[2])).read() if sys.argv[2].isdecimal() else sys.argv[2]; "

@@ -157,7 +157,7 @@ class RunningLearner:
         return self._is_stopped or self.steps >= self.target_steps
 
     def stop(self) -> None:
-        """Ends the run after the present step and a last evaluation; it can be resumed.
+        """Ends the run after the present step and, with Evaluation, a last evaluation.
 
         For callbacks; elsewhere call the Learner's `close`.
         """

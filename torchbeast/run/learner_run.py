@@ -6,6 +6,7 @@ All learner programs use it, and so does a Learner. They differ in the plan.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -304,7 +305,7 @@ class LearnerRun:
         leads = self._replica is None or self._replica.leads
         if leads and (pool := self.plan.env.options.selfplay):
             every = max(1, self._total_steps // _VERSIONS)
-            fetch = training.made.optimiser_step.state_dict  # decentralised workers have them
+            fetch = training.made.optimiser_step.state_dict  # gets what only workers may have
             yield PastVersions(Path(pool), self.made.agent, every, self.progress.step, fetch)
         yield PeriodicCheckpoints(training, interval_s)
 
@@ -373,7 +374,9 @@ class LearnerRun:
         naming = naming_flags(self._recorded)
         plays_here = plan.callbacks or plan.learner.transitions.hindsight_share
         is_named = plays_here or not plan.others_serve  # see Plan.local_env
-        to_resume = [*(naming if is_named else []), *plan.repeated]
+        own = dict(plan.asked.kwargs) if plan.others_serve else {}  # typed; no run records them
+        words = ["--env", plan.env.name, "--env_kwargs", json.dumps(own)] if own else naming
+        to_resume = [*(words if is_named else []), *plan.repeated]
         if self.progress.step >= self._total_steps:
             to_resume += ["--total_steps", str(2 * self._total_steps)]
         exists = folder.checkpoint.exists()

@@ -311,8 +311,8 @@ class Scores:
         """Opens the file in a run's folder, or makes it.
 
         step: env steps of the checkpoint that the run resumes; later rows are dropped, as in
-        logs.csv. best: of earlier evaluations, if no checkpoint is kept. Raises UsageError if the
-        file cannot be written, or if another process uses it, and as `checkpoint.load`.
+        logs.csv. best: of earlier evaluations; used if no checkpoint is kept. Raises UsageError if
+        the file cannot be written, or if another process uses it, and as `checkpoint.load`.
         """
         self._name, self._keeps_best = name, keeps_best
         self._best_path = folder / f"{name}_best.tar"

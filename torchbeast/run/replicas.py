@@ -63,7 +63,7 @@ from torchbeast.run.assemble import Assembled
 from torchbeast.run.config import HardwareConfig
 from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.plan import Plan
-from torchbeast.run.training import DONE
+from torchbeast.run.training import DONE, ENOUGH
 from torchbeast.seeds import seed_of
 
 SILENT_S = 90.0
@@ -414,7 +414,8 @@ class RankedLearner(JointLearner):
         rank, reason = next((rank, r.stop) for rank, r in enumerate(reports) if r.stop)
         if not self._supervisor.ended and reason != DONE:
             print(f"Stopped by {reason} in rank {rank}.", flush=True)
-        self._supervisor.stop(f"{reason} in rank {rank}")
+        # After ENOUGH the hosts of this rank may end too.
+        self._supervisor.stop(ENOUGH if reason == ENOUGH else f"{reason} in rank {rank}")
 
 
 def _read(rank: int, message: Mapping[str, Any]) -> BatchReport:

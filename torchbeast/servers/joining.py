@@ -244,7 +244,7 @@ class JoinServer:
 
         num_envs: least number of environments; None: the first host suffices. timeout: seconds
         to wait for them. check_goes_on: raises RunError to stop waiting. count_all: returns the
-        number of environments of all learners, given the number of this one's.
+        number of environments of all learners, given the number of this learner.
 
         Raises RunError at the timeout.
         """
@@ -255,7 +255,7 @@ class JoinServer:
                 settled = time.monotonic() + _SETTLED_S
             self._waiting = [stream for stream in self._waiting if self._door.waits(stream.number)]
             now, count = time.monotonic(), sum(stream.said["num_envs"] for stream in self._waiting)
-            enough = count_all(count) >= (num_envs or 1)  # each time: the others wait for it
+            enough = count_all(count) >= (num_envs or 1)  # in each round, as the others wait for it
             if self._waiting and now >= min(settled, deadline) and enough:
                 return self._fleet()
             check_goes_on()

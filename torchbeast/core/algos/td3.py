@@ -22,6 +22,7 @@ from torchbeast.core.actors.off_policy import DeterministicActorCritic
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import TD3Config
 from torchbeast.core.algos.off_policy import ActorAndCritics, Target, mean_loss, priorities
+from torchbeast.core.envs.tasks import without_task
 from torchbeast.core.storages.transition import Transitions
 
 
@@ -68,7 +69,9 @@ class TD3(ActorAndCritics):
         errors = values - targets
         terms = {"critic_loss": mean_loss(0.5 * errors.square().sum(0), minibatch)}
         if (int(self.target.steps) + 1) % self.config.policy_period == 0:
-            terms["actor_loss"] = -self.critics.first(seen, self.actor(seen).tanh()).mean()
+            terms["actor_loss"] = -self.critics.first(
+                without_task(seen), self.actor(seen).tanh()
+            ).mean()
         metrics = {"mean_value": values.detach().mean()}
         return Losses(terms, metrics, priorities(minibatch, errors))
 
