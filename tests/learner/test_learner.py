@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -643,30 +642,38 @@ def test_an_algorithm_of_ones_own_learns(tmp_path: Path) -> None:
     assert recorded == "examples.advantage_actor_critic:AdvantageActorCritic"
 
 
-def slow(num_envs: int) -> Any:
-    """Catch, whose rollouts take longer than an update."""
+STEPPING = threading.Event()  # set while a step of the learner is in progress
+STRAY: list[int] = []  # environment steps outside one, each the number of environments
+
+
+def watched(num_envs: int) -> Any:
+    """Catch that notes when it is played."""
     env: Any = make_env("Catch", num_envs)
     step = env.step
 
-    def slowly(action: Any) -> Any:
-        time.sleep(0.01)
+    def noted(action: Any) -> Any:
+        if not STEPPING.is_set():
+            STRAY.append(num_envs)
         return step(action)
 
-    env.step = slowly
+    env.step = noted
     return env
 
 
-def test_with_a_replay_but_no_workers_nothing_is_played_between_two_steps(tmp_path: Path) -> None:
+def test_with_a_replay_but_no_workers_nothing_is_played_ahead(tmp_path: Path) -> None:
+    """What is played within an earlier step has older weights; the rest is played outside steps."""
     storage = OnPolicyVTraceBuffer.create_factory(size=10, replay_size=400)
-    envs = {"env_fn": slow, "vec_env_size": 2}
+    envs = {"env_fn": watched, "vec_env_size": 2}
     scheme = scheme_of(envs, algo=LASER.create_factory(), storage=storage)
+    STRAY.clear()
     with Learner(scheme, 10**6, tmp_path / "run", seed=1) as learner:
         random = torch.get_rng_state()
-        for _ in range(3):
-            assert learner.step()["max_lag"] == 0
-            assert torch.equal(random, torch.get_rng_state())
-            time.sleep(0.05)
-            assert torch.equal(random, torch.get_rng_state())
+        for _ in range(5):
+            STEPPING.set()
+            lag = learner.step()["max_lag"]
+            STEPPING.clear()
+            assert lag == 0 and torch.equal(random, torch.get_rng_state())
+    assert not STRAY
 
 
 def test_a_learner_that_takes_no_step_does_not_make_a_failed_run_successful(tmp_path: Path) -> None:

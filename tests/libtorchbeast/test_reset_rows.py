@@ -58,7 +58,7 @@ def test_counters_of_a_reset_row_are_those_of_a_first_row(address: str) -> None:
 
 
 class Lives(Late):
-    """As Late, but the game goes on after what ends there."""
+    """Environment 0 begins its lives one step late, within one game."""
 
     def step(self, action: Any) -> Any:
         return super().step(action)._replace(episode_end=np.zeros(self.num_envs, bool))

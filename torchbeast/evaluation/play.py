@@ -267,8 +267,8 @@ def picture(drawn: np.ndarray | None, observation: Any) -> np.ndarray:
 def to_frame(observation: Any) -> np.ndarray:
     """Returns a frame uint8 [H, W, 3] of the first image [1, C, H, W] or [1, H, W, C].
 
-    It has fewer channels than columns if they come first, and at most as many as rows if they come
-    last. Three channels are colours; with other numbers, it shows the last channel in gray. An
+    If the first dimension is smaller than the last, it holds the channels; otherwise the last one
+    does. Three channels are colours; with other numbers, it shows the last channel in gray. An
     image of booleans (MinAtar) shows each channel in a different shade of gray. Raises UsageError
     if no leaf is an image.
     """

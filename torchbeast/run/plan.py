@@ -83,8 +83,8 @@ class Plan:
     def local_env(self) -> EnvSpec:
         """Returns the environment for a process on this machine, with all tasks in equal shares.
 
-        Keyword arguments of the command line replace those that servers describe. Raises
-        UsageError, as `check_named`, if a server that can be anyone's describes it.
+        Keyword arguments of the command line replace the servers' own. Raises UsageError, as
+        `check_named`, if a server that can be anyone's describes it.
         """
         if not self.others_serve:
             return self.env.with_shares()

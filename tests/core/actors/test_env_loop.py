@@ -58,7 +58,7 @@ def test_games_are_counted_over_lives_and_anew_after_their_end() -> None:
 
 
 def test_a_row_that_only_begins_a_life_is_a_reset_row() -> None:
-    """As of a pool of EnvPool in wrappers: the game goes on, but nobody may learn from the row."""
+    """EnvPool in wrappers has such rows: the game goes on, but nobody may learn from them."""
     env, never = Counting(1), np.zeros(1, bool)
     loop = loop_over(env)
     give, rows = env.step, []
