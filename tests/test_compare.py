@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from torchbeast import compare
+from torchbeast import compare, plot
 from torchbeast import suite as program
 from torchbeast.errors import UsageError
 from torchbeast.reporting.estimates import Estimate
@@ -78,7 +78,8 @@ def test_an_agent_of_many_tasks_is_compared_with_specialists_task_by_task(
     found = compare.read(str(tmp_path / "a"))
     assert list(found.tasks) == ["Catch"], "no episode of Memory has ended"
     assert found.scores("Catch").tolist() == [5.0, 6.0]
-    assert [run.curve for run in found.tasks["Catch"]] == [[(1000, 5.0)], [(1000, 6.0)]]
+    curves = [plot.curve(run.folder, column=run.column) for run in found.tasks["Catch"]]
+    assert curves == [[(1000, 5.0)], [(1000, 6.0)]]
     said(capsys, str(tmp_path / "a"), str(specialists))
 
 

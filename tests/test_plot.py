@@ -193,6 +193,24 @@ def test_runs_of_a_shared_replay_are_one_line_whatever_its_address_was(tmp_path:
     ]
 
 
+def test_runs_of_self_play_are_one_line_whatever_their_folders_of_versions(tmp_path: Path) -> None:
+    runs = [
+        write_kind(tmp_path / f"s{i}", "monobeast", flat(1.0), selfplay=pool)
+        for i, pool in enumerate(("/versions/1", "/versions/2", None))
+    ]
+    assert plot.labels(plot.group_runs(runs)) == ["selfplay True (n=2)", "selfplay None (n=1)"]
+
+
+def test_runs_whose_hosts_dial_in_are_one_line_however_many_were_there_first(
+    tmp_path: Path,
+) -> None:
+    runs = [
+        write_kind(tmp_path / f"s{n}", "polybeast_learner", flat(1.0), listen="a:1", num_envs=n)
+        for n in (64, 128)
+    ]
+    assert len(plot.group_runs(runs)) == 1
+
+
 def test_flags_that_only_one_program_has_are_not_in_the_label(tmp_path: Path) -> None:
     mono = write_kind(tmp_path / new_name("m"), "monobeast", flat(1.0), num_workers=2)
     poly = write_kind(tmp_path / new_name("p"), "polybeast", flat(1.0), num_servers=2)

@@ -64,11 +64,6 @@ class ScoredRun(NamedTuple):
     step: int
     column: str
 
-    @property
-    def curve(self) -> plot.Points:
-        """The returns by step."""
-        return plot.curve(self.folder, column=self.column)
-
 
 class Runs(NamedTuple):
     """Runs that differ only in their environment and seed, by the task; name: tells the set
@@ -288,13 +283,9 @@ def _print(
 
 
 def _cells(of_task: Comparison) -> list[str]:
-    cells = [_with_interval(mean, ".4g") for mean in of_task.iqm]
-    if of_task.difference is not None and of_task.improvement is not None:
-        cells += [
-            _with_interval(of_task.difference, "+.3g"),
-            _with_interval(of_task.improvement, ".2f"),
-        ]
-    return cells
+    means = [(mean, ".4g") for mean in of_task.iqm]
+    of_two = [(of_task.difference, "+.3g"), (of_task.improvement, ".2f")]
+    return [_with_interval(each, form) for each, form in [*means, *of_two] if each is not None]
 
 
 def _with_interval(statistic: Estimate, form: str) -> str:
@@ -309,22 +300,16 @@ def _number(number: float, form: str) -> str:
 
 
 def _write(
-    path: Path,
-    sets: Sequence[Runs],
-    comparisons: Mapping[str, Comparison],
-    together: Comparison | None,
+    path: Path, sets: Sequence[Runs], tasks: Mapping[str, Comparison], together: Comparison | None
 ) -> None:
     if path.suffix != ".json":
-        _draw(path, sets, list(comparisons))
+        _draw(path, sets, list(tasks))
         return
     contents = {
         "sets": {
-            runs.name: {
-                task: [run.score for run in of_task] for task, of_task in runs.tasks.items()
-            }
-            for runs in sets
+            runs.name: {task: runs.scores(task).tolist() for task in runs.tasks} for runs in sets
         },
-        "tasks": {task: _as_json(of_task) for task, of_task in comparisons.items()},
+        "tasks": {task: _as_json(of_task) for task, of_task in tasks.items()},
         "together": None if together is None else _as_json(together),
     }
     with refusing_paths("use another --output"):
@@ -349,7 +334,7 @@ def _draw(path: Path, sets: Sequence[Runs], tasks: Sequence[str]) -> None:
         axes = figure.subplots(rows, columns, squeeze=False).flatten()
         for task, here in zip(tasks, axes, strict=False):
             for runs, colour in zip(sets, plot.COLOURS, strict=False):
-                curves = [run.curve for run in runs.tasks[task]]
+                curves = [plot.curve(run.folder, column=run.column) for run in runs.tasks[task]]
                 draw_curve(here, curves, f"{runs.name} (n={len(curves)})", colour)
             here.set(title=task, xlabel="environment steps", ylabel="mean episode return")
         if len(sets) == 2:

@@ -164,6 +164,10 @@ def settings_of_run(folder: Path) -> dict[str, Any]:
     args = meta["args"] | _changed(parts)
     if "replay_service" in args:  # its address does not matter
         args["shared_replay"] = args["replay_service"] is not None
+    if args.get("selfplay"):  # each run has a folder of its own
+        args["selfplay"] = True
+    if args.get("listen"):  # hosts join and leave at any time
+        args.pop("num_envs", None)
     records_of = (RayBeastFlags, PolyBeastLearnerFlags)  # which have the flags of all programs
     skipped = names_with("command", *records_of) | names_with("incidental", *records_of)
     return {"program": _in_order(programs)} | {

@@ -25,15 +25,7 @@ from torchbeast.cli.command_line import parse, parse_known
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.resuming import given
 from torchbeast.core.algos.registry import spelt
-from torchbeast.core.base.checks import (
-    Settings,
-    at_least,
-    counted,
-    did_you_mean,
-    in_any_case,
-    require,
-    setting,
-)
+from torchbeast.core.base.checks import Settings, at_least, counted, did_you_mean, require, setting
 from torchbeast.envs.env_process import spaces_of
 from torchbeast.errors import (
     EXIT_DONE,
@@ -131,12 +123,12 @@ SUITES = {
 
 def suite(name: str) -> Suite:
     """Returns the suite of a name, or of a JSON file with `presets` and `envs`."""
-    if (known := in_any_case(name, SUITES)) in SUITES:
-        return SUITES[known]
+    if (known := SUITES.get(name.lower())) is not None:
+        return known
     if not name.endswith(".json"):
-        known = ", ".join(SUITES)
+        names = ", ".join(SUITES)
         raise UsageError(
-            f"no suite {name!r}: use {ZOO}, {known}, or a .json file{did_you_mean(name, SUITES)}"
+            f"no suite {name!r}: use {ZOO}, {names}, or a .json file{did_you_mean(name, SUITES)}"
         )
     try:
         with refusing_paths("use a file that can be read"):

@@ -60,6 +60,8 @@ def test_agents_that_differ_in_their_seed_alone_are_compared_as_one() -> None:
         (["--env", "Catch", "--callback", "mine:Stop"], True),
         (["--env", "Catch", "--learning_rate_schedule", "math:sqrt"], True),
         (["--env", "mine:make"], True),
+        (["--env", "envpool:Pong-v5"], False),
+        (["--env", "pettingzoo:mpe/simple_spread_v3"], False),
     ],
 )
 def test_code_of_the_user_is_sent_to_the_nodes_of_a_cluster(
@@ -129,6 +131,7 @@ def test_agents_that_share_a_replay_get_its_address_when_they_start() -> None:
         (["env=Catch,Memory"], SHARED[:2], "have the same env, so --set cannot vary it"),
         (["preset=catch,memory"], SHARED[:2], "have the same preset, so --set cannot vary it"),
         (["buffer_size=2000,4000"], [], "have the same replay_size, so --set cannot vary it"),
+        (["frame_skip=2,4"], SHARED[:2], "have the same frame_skip, so --set cannot vary it"),
         (["seed=1"], [*SHARED, "--replay_service", "x"], "use --shared_replay instead"),
     ],
 )

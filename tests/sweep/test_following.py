@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 
@@ -88,3 +89,13 @@ def test_an_agent_that_is_evaluated_is_complete_with_its_last_evaluation(tmp_pat
         scores.add((step, 1), Episodes([1.0], [3], [0]), dict)
         assert AgentRow(one).state == state
     scores.close()
+
+
+def test_a_score_is_over_the_episodes_of_this_command_whatever_the_run_logged(
+    tmp_path: Path,
+) -> None:
+    one = agent(tmp_path, seed="1")  # 100 episodes
+    log(one.folder, [(50, 100, 0.0), (100, 200, 4.0)], mean_return=2.0)
+    meta = {"successful": True, "args": {"episodes_for_avg": 200}}
+    (one.folder / "meta.json").write_text(json.dumps(meta))
+    assert AgentRow(one).progress.mean_return == 4.0

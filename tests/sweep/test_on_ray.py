@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,8 @@ def run(
 
     agents = [row.agent for row in rows]
     config = SweepConfig(on="ray", address="auto", agent_cpus=2.0, shared_replay=shared_replay)
-    with on_ray.on_ray(config, agents) as (runner, _):
+    with ExitStack() as ending:
+        runner, _ = on_ray.on_ray(ending, config, agents)
         runner.run(rows, supervisor, show)
     assert not steps, "the runner ended before the script"
     return supervisor
@@ -264,8 +265,9 @@ def test_an_agent_that_no_node_has_room_for_is_refused(tmp_path: Path, fleet: Fa
     agents = [row.agent for row in rows_of(tmp_path / "lr", 1)]
     for more in ({"agent_cpus": 3.0}, {"agent_gpus": 1.0}):
         with pytest.raises(UsageError, match="1 agent with .* not fit"):
-            with on_ray.on_ray(SweepConfig(on="ray", **more), agents):  # type: ignore[arg-type]
-                pass
+            config = SweepConfig(on="ray", **more)  # type: ignore[arg-type]
+            with ExitStack() as ending:
+                on_ray.on_ray(ending, config, agents)
 
 
 @pytest.mark.parametrize(
@@ -294,3 +296,9 @@ def test_a_replay_of_a_sweep_has_a_name_of_its_own_that_ray_takes() -> None:
     assert len(set(names)) == 3
     for name, begins in zip(names, ["sweep-lr-", "sweep-lr-", "sweep-a_b"], strict=True):
         assert re.fullmatch(rf"{begins}[\w.-]*", name)
+
+
+def test_an_address_without_ray_says_what_it_needs(tmp_path: Path) -> None:
+    words = ["--set", "seed=1", "--env", "Catch", "--address", "auto", "--savedir", str(tmp_path)]
+    with pytest.raises(UsageError, match="add --on ray"):
+        program.sweep(words)

@@ -203,7 +203,7 @@ def test_settings_that_cannot_change_and_few_members_are_refused(tmp_path: Path)
     agents = [agent(tmp_path, seed=str(seed)) for seed in range(4)]
     with pytest.raises(UsageError, match="seed cannot change"):
         Population(agents, {"seed": ["0", "1", "2", "3"]}, 2)
-    for key in ("shared_body", "buffer_size", "preset"):
+    for key in ("shared_body", "buffer_size", "preset", "frame_skip", "reward_clipping"):
         with pytest.raises(UsageError, match=f"{key} cannot change"):
             Population(agents, {key: ["1", "2"]}, 2)
     with pytest.raises(UsageError, match="at least 4 agents"):
@@ -215,6 +215,24 @@ def test_settings_that_cannot_change_and_few_members_are_refused(tmp_path: Path)
         without = [dataclasses.replace(each, words=words) for each in agents]
         with pytest.raises(UsageError, match="remove --disable_checkpoint"):
             Population(without, VALUES, 2)
+    late = ["--algo", "dqn", "--learn_start", "60", "--total_steps", "100"]
+    with pytest.raises(UsageError, match="never begins after --learn_start 60 in rounds of 50"):
+        Population([dataclasses.replace(each, words=late) for each in agents], VALUES, 2)
+
+
+def test_a_failure_in_a_round_is_told_before_the_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    members = population(tmp_path)
+    rows = members.rows()
+
+    def run_round() -> None:
+        round_of(rows, {0: 9.0, 1: 1.0, 2: 2.0, 3: 3.0}, 50 if members.round == 1 else 100)
+        if members.round == 1:
+            rows[0].state, rows[0].report = "failed", {"why": "ValueError: no"}
+
+    members.run(rows, run_round, Supervisor())
+    assert "member-00 failed: ValueError: no" in capsys.readouterr().err
 
 
 @pytest.mark.long

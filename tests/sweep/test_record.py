@@ -52,6 +52,7 @@ def test_a_continued_sweep_draws_the_same_settings_whatever_the_order_of_the_fla
         later(["--total_steps", "70000"]),
         ["--checkpoint_interval", "5", "--torch_threads", "1", "--disable_cuda"],
         ["--no_use_lstm", "--preset", "catch"],
+        ["--log_interval", "5", "--disable_tensorboard"],
     ],
 )
 def test_flags_that_leave_agents_comparable_count_instead_of_the_earlier_ones(

@@ -128,7 +128,7 @@ def _runner(
     steps = min(agent.total_steps for agent in waiting)
     asha = Asha(steps) if config.scheduler == "asha" else None
     if config.on == "ray":
-        return ending.enter_context(on_ray(config, waiting, asha))
+        return on_ray(ending, config, waiting, asha)
     if not config.shared_replay:
         # also of those that are complete, because the default num_envs follows from the cores
         return runner_here(len(rows), config.parallel, asha=asha), None

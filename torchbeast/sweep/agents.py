@@ -19,7 +19,7 @@ from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.cli.ray_flags import RayBeastFlags
 from torchbeast.core.base.checks import names_with
 from torchbeast.errors import UsageError
-from torchbeast.reporting.loggers import DisplayConfig
+from torchbeast.reporting.loggers import DisplayConfig, LogConfig
 from torchbeast.reporting.run_folder import read_meta
 from torchbeast.run.config import CheckpointConfig, HardwareConfig
 from torchbeast.sweep.config import ProgramName, SchedulerName, SweepConfig
@@ -77,7 +77,8 @@ def agents_of(plan: SweepPlan, folder: Path) -> list[AgentRun]:
         if key in [*keys, *(flag_of(word, known) for word in plan.words)]:
             raise UsageError(sentence)
     # A shared replay holds rollouts with the same shape, of the same task.
-    shared = {"preset", "replay_size", "unroll_length"} | names_with("task", FLAGS[plan.program])
+    of_task = names_with("task", FLAGS[plan.program]) | names_with("atari", FLAGS[plan.program])
+    shared = {"preset", "replay_size", "unroll_length"} | of_task
     for key in keys if plan.config.shared_replay else ():
         if key in shared:
             raise UsageError(
@@ -126,7 +127,7 @@ def _agent(plan: SweepPlan, settings: Mapping[str, str], folder: Path) -> AgentR
         episodes=flags.display.episodes_for_avg,
         seed=flags.run.seed,
         has_own_code=any(
-            ":" in str(value)
+            ":" in re.sub(r"\b(envpool|pettingzoo):", "", str(value))  # of packages
             for name, value in flatten(flags).items()
             if name in ("env", "model", "algo", "callback") or name.endswith("_schedule")
         ),
@@ -207,6 +208,11 @@ def sweep_plan(config: SweepConfig, words: Sequence[str], folder: Path) -> Sweep
         config=_completed(config, before.config),
         words=before.words if is_repeated else [*before.words, *words],  # the last one counts
     )
+    if now.config.address and now.config.on == "local" and now.program != "raybeast":
+        raise UsageError(
+            "--address is the cluster of --on ray, or of agents of raybeast: add --on ray, or "
+            "remove --address"
+        )
     if recorded is not None and now.record() != recorded.record():
         _check_same(recorded.flags(), now.flags(), folder)
     return now
@@ -230,7 +236,7 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path)
     """Raises UsageError if settings differ that a continued sweep may not change, because its
     agents would not remain comparable.
     """
-    others = (CheckpointConfig, DisplayConfig, HardwareConfig)
+    others = (CheckpointConfig, DisplayConfig, HardwareConfig, LogConfig)
     may_change = {"total_steps", *(name for config in others for name in flag_names(config))}
     may_change |= names_with("command", *FLAGS.values())
     for name, value in now.items():

@@ -18,8 +18,8 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any
 
@@ -125,13 +125,12 @@ class ProcessOnRay:
         self._end.set()
 
 
-@contextmanager
 def on_ray(
-    config: SweepConfig, agents: Sequence[AgentRun], asha: Asha | None = None
-) -> Iterator[tuple[Runner, Served | None]]:
-    """Joins the cluster, or starts Ray here and ends it again.
+    ending: ExitStack, config: SweepConfig, agents: Sequence[AgentRun], asha: Asha | None = None
+) -> tuple[Runner, Served | None]:
+    """Joins the cluster, or starts Ray here, which `ending` ends again.
 
-    Yields the runner of the agents, and the replay that they share, or None.
+    Returns the runner of the agents, and the replay that they share, or None.
 
     Raises RunError without Ray or a cluster, and UsageError if there is no room for any agent.
     """
@@ -139,22 +138,20 @@ def on_ray(
     cpus, gpus = config.agent_cpus, config.agent_gpus
     has_own_code = any(agent.has_own_code for agent in agents)
     actors = Actors(_AGENT, {"num_cpus": cpus, "num_gpus": gpus}, last_calls=())
-    with ExitStack() as ending:
-        fleet = ending.enter_context(RayFleet(ray, f"sweep {name}", has_own_code, _SWEEP, actors))
-        check_room(fleet.room(), [WorkerGroup("agent", 1, cpus, gpus)])
-        served, more, environment = None, [], {}
-        if config.shared_replay:  # on this node, without which the sweep ends anyway
-            served = ending.enter_context(
-                serving_on_ray(replay_name(name), num_cpus=0.0, node=fleet.own_node)
-            )
-            more = [f"--replay_service={served.address}"]
-            environment = {_ADDRESS: fleet.cluster}
+    fleet = ending.enter_context(RayFleet(ray, f"sweep {name}", has_own_code, _SWEEP, actors))
+    check_room(fleet.room(), [WorkerGroup("agent", 1, cpus, gpus)])
+    served, more, environment = None, [], {}
+    if config.shared_replay:  # on this node, without which the sweep ends anyway
+        replay = serving_on_ray(replay_name(name), num_cpus=0.0, node=fleet.own_node)
+        served = ending.enter_context(replay)
+        more = [f"--replay_service={served.address}"]
+        environment = {_ADDRESS: fleet.cluster}
 
-        def start(row: AgentRow) -> ProcessOnRay:
-            return ProcessOnRay(fleet, row, max(1, int(cpus)), more, environment)
+    def start(row: AgentRow) -> ProcessOnRay:
+        return ProcessOnRay(fleet, row, max(1, int(cpus)), more, environment)
 
-        how = f"with {cpus:g} CPUs and {gpus:g} GPUs each, by {fleet}"
-        yield Runner(how, config.parallel or len(agents), start, asha), served
+    how = f"with {cpus:g} CPUs and {gpus:g} GPUs each, by {fleet}"
+    return Runner(how, config.parallel or len(agents), start, asha), served
 
 
 def replay_name(sweep: str) -> str:

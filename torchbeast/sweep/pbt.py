@@ -37,13 +37,14 @@ from torchbeast.reporting.run_folder import CHECKPOINT, write_atomically
 from torchbeast.seeds import seed_of
 from torchbeast.sweep.agents import FLAGS, AgentRun, as_words, flag_of
 from torchbeast.sweep.search import SEED, Values, is_logarithmic, moved, position, value_at
-from torchbeast.sweep.table import AgentRow, has_ended_well
+from torchbeast.sweep.table import AgentRow, has_ended_well, print_errors
 
 CSV, PNG = "pbt.csv", "pbt.png"
 _QUARTER = 0.25
 _ANEW = 0.25  # share of the changed settings that are drawn again; the others move a little
 # Settings that belong to a checkpoint, or that a round cannot change; also of the agent, the task.
-_FIXED = {SEED, "preset", "total_steps", "optimiser", "replay_size", "popart", "normalise_returns"}
+_FIXED = {SEED, "preset", "total_steps", "optimiser", "replay_size"}
+_FIXED |= {"popart", "normalise_returns", "reward_clipping"}  # which decides the one before
 
 
 @dataclass(eq=False)
@@ -83,19 +84,28 @@ class Population:
                 "learning_rate=0.0001:0.01, and --trials 8"
             )
         flags = FLAGS[agents[0].program]
-        fixed_names = _FIXED | names_with("agent", flags) | names_with("task", flags)
+        fixed_names = set(_FIXED)
+        for trait in ("agent", "task", "atari"):
+            fixed_names |= names_with(trait, flags)
         known = flag_names(flags)
         if fixed := [key for key in values if flag_of(f"--{key}", known) in fixed_names]:
             raise UsageError(
                 f"pbt changes the settings in --set while it trains, and {fixed[0]} cannot change: "
                 f"set --{fixed[0]} once"
             )
-        if parse(flags, agents[0].program, agents[0].words).checkpoints.disable_checkpoint:
+        parsed = parse(flags, agents[0].program, agents[0].words)
+        if parsed.checkpoints.disable_checkpoint:
             raise UsageError("pbt copies checkpoints: remove --disable_checkpoint")
         if (steps := agents[0].total_steps) < rounds:
             raise UsageError(
                 f"--rounds {rounds} is more than --total_steps {steps}: use fewer rounds, or more "
                 "steps"
+            )
+        start = parsed.replay.learn_start
+        if parsed.learns_from_transitions and start >= steps // rounds:
+            raise UsageError(
+                f"training never begins after --learn_start {start} in rounds of {steps // rounds} "
+                "steps: use a smaller --learn_start, fewer --rounds, or more steps"
             )
         self._values, self._rounds = values, rounds
         self._folder = agents[0].folder.parent
@@ -139,6 +149,7 @@ class Population:
             has_failed = all(row.state == "failed" for row in rows)
             if supervisor.ended or has_failed or self.round == self._rounds:
                 return
+            print_errors(rows)  # which the next round replaces
             self._turns += self._next_round()
             self._write()  # at once: it has replaced checkpoints
             rows[:] = self.rows()

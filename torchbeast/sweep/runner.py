@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from torchbeast.errors import RunError
-from torchbeast.fleets.child_process import ChildProcess, ChildReport
+from torchbeast.fleets.child_process import ChildProcess, SendReport
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.system import available_cores, environment_of_share
 from torchbeast.fleets.waiting import running_time
@@ -72,10 +72,7 @@ class Process(Protocol):
 
 
 def process_here(
-    agent: AgentRun,
-    more: Sequence[str],
-    environment: Mapping[str, str],
-    on_report: Callable[[ChildReport], None],
+    agent: AgentRun, more: Sequence[str], environment: Mapping[str, str], on_report: SendReport
 ) -> ChildProcess:
     """Starts the process of an agent on this machine.
 

@@ -62,7 +62,9 @@ class AgentRow:
         after: step up to which episodes do not count for the mean return.
         """
         self.agent = agent
-        self._follower = LogFollower(agent.folder, agent.episodes, after)
+        args = read_meta(agent.folder).get("args", {})
+        is_logged = args.get("episodes_for_avg", agent.episodes) == agent.episodes
+        self._follower = LogFollower(agent.folder, agent.episodes, after, is_logged)
         self._rate = Rate()
         self.progress = self._follower.read()
         self._first_step = self.progress.step  # of earlier processes
