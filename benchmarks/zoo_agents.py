@@ -19,7 +19,8 @@ import torchbeast
 from torchbeast import zoo
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.core.base.checks import Trait, names_with
-from torchbeast.evaluation.play import ENV_OF_THE_RUN, NEEDED, env_of
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.evaluation.play import NEEDED, env_of
 from torchbeast.reporting.run_folder import CHECKPOINT, read_meta, write_atomically
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.episodes import Episodes, play
@@ -87,6 +88,6 @@ def episodes(name: str, num_episodes: int) -> Episodes:
     """Plays greedy episodes with an agent of the zoo, in this process."""
     saved = checkpoints.load(zoo.agent_path(name), NEEDED)
     agent = torchbeast.load_agent(f"zoo:{name}").agent
-    spec = env_of(saved, ENV_OF_THE_RUN)
+    spec = env_of(saved, EnvSpec(""))
     with closing(torchbeast.make_env(spec, min(num_episodes, PARALLEL))) as env:
         return play(env, agent, num_episodes, SEED)

@@ -18,7 +18,7 @@ from gymnasium.wrappers.vector import NormalizeObservation, NormalizeReward
 from torchbeast import envs
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.envs import VecEnv
-from torchbeast.core.envs.contract import is_gym_vector
+from torchbeast.core.envs.contract import is_gym_vector, picture_of
 from torchbeast.core.envs.gym_vector import GymVectorEnv
 from torchbeast.core.envs.spaces import random_action
 from torchbeast.core.envs.sync_vec_env import SyncVecEnv, environment_seeds
@@ -519,3 +519,22 @@ def test_an_observation_that_is_not_finite_is_an_error(make: Any, mode: Any, at:
     with pytest.raises(ValueError, match=message):
         for _ in range(5):
             env.step(action)
+
+
+class Shown(Dicts):
+    """Draws itself."""
+
+    metadata: ClassVar = {"render_modes": ["rgb_array"]}
+    render_mode = "rgb_array"
+
+    def render(self) -> Any:
+        return np.full((2, 4, 3), 7, np.uint8)
+
+
+@pytest.mark.parametrize(("make", "is_drawn"), [(Shown, True), (Dicts, False)])
+def test_a_vector_environment_shows_its_first_environment(make: Any, is_drawn: bool) -> None:
+    with closing(GymVectorEnv(SyncVectorEnv([make] * E), "x")) as env:
+        env.reset(1)
+        drawn = picture_of(env)
+        assert (drawn is not None) == is_drawn
+        assert drawn is None or drawn.shape == (2, 4, 3)

@@ -413,6 +413,57 @@ def test_an_evaluation_in_an_environment_that_does_not_fit_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("name", "sticky"),
+    [("", 0.25), ("ALE/Pong-v5", 0.25), ("envpool:Pong-v5", None), ("my_module:make", None)],
+)
+def test_recorded_options_of_atari_games_are_for_atari_games(
+    name: str, sticky: float | None
+) -> None:
+    saved = {"flags": {"env": "PongNoFrameskip-v4", "sticky_actions": 0.25}}
+    spec = play_module.env_of(saved, envs.EnvSpec(name))
+    assert spec.options.sticky_actions == sticky
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint8"])
+def test_gray_levels_of_any_dtype_are_shown_as_they_are(dtype: str) -> None:
+    assert (to_frame(np.full((1, 36, 36, 1), 100, dtype)) == 100).all()
+
+
+class Late:
+    """Episodes of three steps that begin one step late; notes the actions that count."""
+
+    env_id, num_envs, frame_stack = "Late", 1, 1
+    observation_space, action_space = ArraySpec((10, 5), "float32"), Discrete(3)
+
+    def __init__(self) -> None:
+        self.executed: list[int] = []
+
+    def reset(self, seed: int) -> np.ndarray:
+        self._time = 0
+        return self._seen()
+
+    def step(self, action: Any) -> VecStep:
+        resets = np.array([self._time == 3])
+        self._time = 0 if resets[0] else self._time + 1
+        self.executed += [] if resets[0] else [int(action[0])]
+        ended, nothing = np.array([self._time == 3]), np.zeros(1, bool)
+        reward = np.zeros(1, np.float32)
+        return VecStep(self._seen(), reward, ended | resets, nothing, ended, None, resets)
+
+    def close(self) -> None: ...
+
+    def _seen(self) -> np.ndarray:
+        return np.full((1, 10, 5), self._time, np.float32)
+
+
+def test_an_action_that_only_begins_an_episode_is_not_one_of_its_steps() -> None:
+    assert play(Late(), agent_of(Undecided()), 4, seed=3).distinct == 1
+    env = Late()
+    play(env, agent_of(Undecided()), 30, seed=3, random_start=1)
+    assert {*env.executed[3::3]} != {1}, "later episodes begin with random actions too"
+
+
+@pytest.mark.parametrize(
     ("program", "parsed"), [("monobeast", MonoBeastFlags), ("polybeast", PolyBeastFlags)]
 )
 def test_every_program_evaluates_in_the_environment_that_is_named(
@@ -425,12 +476,12 @@ def test_every_program_evaluates_in_the_environment_that_is_named(
         module = importlib.import_module(f"torchbeast.{program}")
         patch.setattr(
             "torchbeast.evaluation.play.test",
-            lambda folder, config, *played, seed, film: seen.append(played) or 0,
+            lambda folder, config, asked, seed, film: seen.append(asked) or 0,
         )
         module.run(parsed(command=tests, environment=environment))
         module.run(parsed(command=tests))
     options = envs.EnvOptions(observation_keys=("image",))
-    assert seen == [(envs.EnvSpec("Catch", options=options),), (envs.EnvSpec(""),)]
+    assert seen == [envs.EnvSpec("Catch", options=options), envs.EnvSpec("")]
 
 
 def test_an_evaluation_uses_the_recorded_options_of_a_game_by_default(tmp_path: Path) -> None:

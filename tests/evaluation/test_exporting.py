@@ -209,3 +209,14 @@ def test_the_program_says_on_what_the_file_was_checked(
     assert (
         capsys.readouterr().out == f"Verified: {file} matches the agent over 32 environment steps\n"
     )
+
+
+def test_an_export_does_not_depend_on_the_dtype_of_its_caller(tmp_path: Path) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        file = exported(tmp_path, "start", "p.pt2")
+        assert torch.get_default_dtype() is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    inputs, _ = host_of(file, 1)
+    assert inputs["reward"].dtype == np.float32

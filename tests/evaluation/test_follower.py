@@ -31,7 +31,6 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.evaluation import following
 from torchbeast.evaluation import play as play_module
 from torchbeast.evaluation.following import RunFollower, RunWatch
-from torchbeast.evaluation.play import ENV_OF_THE_RUN
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.plot import curve
 from torchbeast.reporting.log_files import AppendedFile, read_logs
@@ -128,7 +127,7 @@ def follow(
         RunFollower(
             folder,
             EvaluationConfig(**config),
-            ENV_OF_THE_RUN,
+            EnvSpec(""),
             0,
             Waiting(iter(events)),
             ending,
@@ -331,7 +330,7 @@ def test_checkpoints_that_are_replaced_while_they_are_read_are_evaluated_until_a
     monkeypatch.setattr(checkpoints, "load", replaced)
     with ExitStack() as ending:
         config = EvaluationConfig()
-        RunFollower(run, config, ENV_OF_THE_RUN, 0, supervisor, ending, watch=Watched()).run()
+        RunFollower(run, config, EnvSpec(""), 0, supervisor, ending, watch=Watched()).run()
     assert steps(run) == [100, 200, 300]
 
 
@@ -378,7 +377,7 @@ def test_a_stop_in_the_midst_of_an_evaluation_leaves_no_row(
         patch.setattr(play_module, "play", interrupted)
         with pytest.raises(KeyboardInterrupt), ExitStack() as ending:
             config = EvaluationConfig()
-            RunFollower(run, config, ENV_OF_THE_RUN, 0, supervisor, ending, watch=stopped()).run()
+            RunFollower(run, config, EnvSpec(""), 0, supervisor, ending, watch=stopped()).run()
     assert rows(run) == [] and not (run / "evaluation_best.tar").exists()
     follow(run)
     assert steps(run) == [1000]

@@ -218,12 +218,12 @@ class LearnerFlags:
 
         folder, config, seed = self.run.folder, self.evaluation, self.run.seed
         if config.follow:
-            return follow(folder, config, asked, seed=seed or 0, check=self._check_typed)
+            return follow(folder, config, asked, seed or 0, self._check_typed)
         earlier = EarlierRun.newest(folder / config.checkpoint, NEEDED)
         earlier.check_same_algorithm(self.defaults.algo)
         earlier.check_same_model(earlier.actor(self.model.spec))
         film = self.command.mode == "test_render"
-        return test(folder, config, asked, seed=seed, film=film)
+        return test(folder, config, asked, seed, film)
 
     def _check_typed(self, saved: dict[str, Any], path: Path) -> None:
         """Raises UsageError like `test_run`; default values stand for the run's own values."""

@@ -31,7 +31,7 @@ from torchbeast.core.envs.sync_vec_env import in_bounds
 from torchbeast.envs.env_process import EnvProcess, Spaces
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
-from torchbeast.evaluation.play import ENV_OF_THE_RUN, agent_spaces, env_of, newest_of, restored
+from torchbeast.evaluation.play import agent_spaces, env_of, newest_of, restored
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.checkpoint import FoundCheckpoint
 
@@ -45,7 +45,7 @@ _ENV_IS_NEEDED = (
 
 
 def load_agent(
-    run: str | Path, env: EnvSpec | str = ENV_OF_THE_RUN, precision: Precision = "float32"
+    run: str | Path, env: EnvSpec | str = "", precision: Precision = "float32"
 ) -> TrainedAgent:
     """Loads the agent of a run, to choose actions with it in your own program.
 

@@ -36,7 +36,7 @@ from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, expanded, refusing_paths
 from torchbeast.evaluation.agent import TrainedAgent, agent_for, env_process
-from torchbeast.evaluation.play import ENV_OF_THE_RUN, agent_spaces, newest_of
+from torchbeast.evaluation.play import agent_spaces, newest_of
 from torchbeast.reporting.run_folder import write_atomically
 from torchbeast.run.episodes import of_whole_games
 
@@ -49,10 +49,7 @@ RunPolicy = Callable[[NamedArrays], NamedArrays]
 
 
 def export(
-    run: str | Path,
-    path: str | Path,
-    env: EnvSpec | str = ENV_OF_THE_RUN,
-    precision: Precision = "float32",
+    run: str | Path, path: str | Path, env: EnvSpec | str = "", precision: Precision = "float32"
 ) -> Path:
     """Writes the agent of a run to a file that runs without TorchBeast, with torch or ONNX.
 
@@ -95,10 +92,11 @@ def export(
     start = functools.partial(env_process, found, env)
     with closing(of_whole_games(start, NUM_ENVS)) as envs:
         agent = agent_for(agent_spaces(envs), found, precision)
-        policy = ExportedPolicy(agent.agent)
-        with quiet():
-            data, runner = (_onnx if is_onnx else _torch)(policy, traced(policy))
-        check_agreement(agent, policy, runner, envs)
+        with own_settings():  # after the import of a user's network, which may change settings
+            policy = ExportedPolicy(agent.agent)
+            with quiet():
+                data, runner = (_onnx if is_onnx else _torch)(policy, traced(policy))
+            check_agreement(agent, policy, runner, envs)
     with refusing_paths("use another path"):
         write_atomically(target, data)
     return target

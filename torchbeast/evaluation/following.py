@@ -21,7 +21,7 @@ from typing import Any
 
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE, RunError, UsageError
-from torchbeast.evaluation.play import ENV_OF_THE_RUN, NEEDED, EpisodePlayer
+from torchbeast.evaluation.play import NEEDED, EpisodePlayer
 from torchbeast.fleets.child_process import show_output
 from torchbeast.fleets.supervisor import Supervisor
 from torchbeast.fleets.waiting import running_time, say, warn
@@ -77,14 +77,7 @@ def _time_of(path: Path) -> float | None:
         return None
 
 
-def follow(
-    folder: Path,
-    config: EvaluationConfig,
-    asked: EnvSpec = ENV_OF_THE_RUN,
-    *,
-    seed: int = 0,
-    check: Check,
-) -> int:
+def follow(folder: Path, config: EvaluationConfig, asked: EnvSpec, seed: int, check: Check) -> int:
     """Evaluates each new checkpoint until the run ends or a signal comes; returns the exit code.
 
     folder: of the run, which need not have started. asked: the environment; name and options of the
@@ -163,7 +156,7 @@ class RunFollower:
         weights = weights_id_of(saved["model_state_dict"], self._learnt)
         scores = self._scores or self._open(saved, weights)
         if not scores.knows(weights):
-            self._player.load(saved, self._path)
+            checkpoints.load_model(self._player.agent.model, saved, self._path)
             played = self._player.play(lambda _: self._check_goes_on())
             say(scores.add(weights, played, lambda: saved))
         return True
@@ -174,12 +167,7 @@ class RunFollower:
         # It raises if the best checkpoint is damaged, before playing.
         self._scores = self.ending.enter_context(closing(Scores(self.folder)))
         player = EpisodePlayer(
-            saved,
-            self._path,
-            self.config,
-            self.asked,
-            seed=self.seed,
-            check_goes_on=self._check_goes_on,
+            saved, self._path, self.config, self.asked, self.seed, check_goes_on=self._check_goes_on
         )
         self._player = self.ending.enter_context(closing(player))
         say(

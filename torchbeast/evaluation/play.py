@@ -28,7 +28,7 @@ from torchbeast.core.base.nest import flatten
 from torchbeast.core.base.specs import SpecError
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.env_process import EnvProcess, Spaces
-from torchbeast.envs.spec import EnvSpec
+from torchbeast.envs.spec import EnvSpec, is_atari
 from torchbeast.errors import EXIT_DONE, UsageError, refusing_paths, running_users_code
 from torchbeast.fleets.child_process import show_output
 from torchbeast.reporting.loggers import upload_video
@@ -59,22 +59,26 @@ def report(episodes: Episodes) -> str:
     )
 
 
-ENV_OF_THE_RUN = EnvSpec("")
 NEEDED = ("model_state_dict", "flags")
 """The keys that a checkpoint needs for an evaluation."""
 
 
 class EpisodePlayer:
-    """Plays with the weights of checkpoints of one run. One thread uses it."""
+    """Plays with the agent of one run. One thread uses it.
+
+    Attributes:
+        env: The environments.
+        agent: The agent, which may load the weights of other checkpoints.
+    """
 
     def __init__(
         self,
         saved: Mapping[str, Any],
         path: Path,
         config: EvaluationConfig,
-        asked: EnvSpec = ENV_OF_THE_RUN,
+        asked: EnvSpec,
+        seed: int | None,
         *,
-        seed: int | None = None,
         film: bool = False,
         check_goes_on: Callable[[], None] = lambda: None,
     ) -> None:
@@ -95,7 +99,7 @@ class EpisodePlayer:
         self.env = of_whole_games(start, 1 if film else config.num_episodes)
         self._is_other = self._trained_on not in ("", spec.name)
         try:
-            self._agent = restored(saved, agent_spaces(self.env), path)
+            self.agent = restored(saved, agent_spaces(self.env), path)
         except BaseException as error:
             self.close()
             misfits = isinstance(error, UsageError) and not isinstance(error, SpecError)
@@ -106,10 +110,6 @@ class EpisodePlayer:
                 "observations or actions differ: remove --env and --preset"
             ) from error
 
-    def load(self, saved: Mapping[str, Any], path: Path) -> None:
-        """Loads the weights of another checkpoint; raises UsageError if they do not fit."""
-        checkpoints.load_model(self._agent.model, saved, path)
-
     def play(self, watch: Watcher | None = None) -> Episodes:
         """Plays whole episodes, always from the same starts; watch: receives every observation.
 
@@ -119,7 +119,7 @@ class EpisodePlayer:
         with running_users_code(f"while playing {self.env.env_id}"):
             return play(
                 self.env,
-                self._agent,
+                self.agent,
                 config.num_episodes,
                 self._seed,
                 watch,
@@ -155,6 +155,9 @@ def env_of(saved: Mapping[str, Any], asked: EnvSpec) -> EnvSpec:
     check_named(saved["flags"], asked)
     trained_on = checkpoints.recorded_env_spec(saved)
     options = asked.options.or_else(trained_on.options)
+    if asked.name and not all(map(is_atari, asked.task_names)):  # it would refuse those of Atari
+        typed = {name: getattr(asked.options, name) for name in options.of_atari()}
+        options = dataclasses.replace(options, **typed)
     spec = dataclasses.replace(asked, options=options)
     if asked.name in ("", trained_on.name):
         kwargs = asked.kwargs or trained_on.kwargs
@@ -194,12 +197,7 @@ def newest_of(run: Path) -> checkpoints.FoundCheckpoint:
 
 
 def test(
-    folder: Path,
-    config: EvaluationConfig,
-    asked: EnvSpec = ENV_OF_THE_RUN,
-    *,
-    seed: int | None = None,
-    film: bool = False,
+    folder: Path, config: EvaluationConfig, asked: EnvSpec, seed: int | None, film: bool = False
 ) -> int:
     """Plays whole episodes, prints their returns, and returns the exit code.
 
@@ -212,7 +210,7 @@ def test(
     show_output()
     step = saved.get("stats", {}).get("step")
     learnt = "" if step is None else f"step {int(step):,}, "
-    with closing(EpisodePlayer(saved, path, config, asked, seed=seed, film=film)) as player:
+    with closing(EpisodePlayer(saved, path, config, asked, seed, film=film)) as player:
         print(f"{player.where}, {path}, {learnt}{player.how}", flush=True)
         if not film:
             print(report(player.play()))
@@ -290,7 +288,8 @@ def _visible(image: np.ndarray) -> np.ndarray:
     newest = image if len(image) == 3 else image[-1:]
     if newest.dtype == np.uint8:
         return newest
-    return (np.clip(newest, 0, 1) * 255).astype(np.uint8)
+    largest = 255 if newest.max(initial=0) > 1 else 1  # gray levels, or numbers from 0 to 1
+    return (np.clip(newest, 0, largest) * (255 // largest)).astype(np.uint8)
 
 
 def _enlarged(frame: np.ndarray) -> np.ndarray:

@@ -261,7 +261,7 @@ class RunningLearner:
         train_envs_factory. A program plays in the environment of the run, in a separate process.
 
         Args:
-            num_episodes: Number of episodes.
+            num_episodes: Number of episodes; with several tasks, of each.
             sampled: Whether to sample actions, as in training, instead of taking the most likely
                 ones.
             seed: Seed of environments and sampled actions. Default: a random one.

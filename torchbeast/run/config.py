@@ -94,7 +94,8 @@ class CallbacksConfig(Settings):
     a row to evaluations.csv and adds evaluation_mean_return to the log; the best weights are kept
     as evaluation_best.tar. The final weights are evaluated too. Default: no evaluations."""
     eval_episodes: int = setting(10, bounds=(at_least, 1))
-    """Number of episodes per evaluation of --eval_every, played with deterministic actions."""
+    """Number of episodes per evaluation of --eval_every, played with deterministic actions; with
+    several tasks, of each."""
     callback: tuple[str, ...] = ()
     """Your own callbacks as package.module:Class: subclasses of torchbeast.learner.Callback that
     take no arguments, or functions that return a callback. A resumed run keeps them."""
@@ -112,9 +113,11 @@ class EvaluationConfig(Settings):
     """Checkpoint in the run's folder to evaluate with --mode test, for example evaluation_best.tar
     or model.1.tar."""
     num_episodes: int = setting(10, "command", bounds=(at_least, 1))
-    """Number of episodes in --mode test. More episodes give a less noisy mean."""
+    """Number of episodes in --mode test; with several tasks, of each. More episodes give a less
+    noisy mean."""
     sampled: bool = setting(False, "command")
-    """In --mode test, sample actions from the policy as in training, instead of acting greedily."""
+    """In --mode test, sample actions from the policy as in training, instead of acting greedily. It
+    changes nothing with dqn, pqn, r2d2 and td3."""
     random_start: int | None = setting(None, "command", bounds=(at_least, 0))
     """Start each episode of --mode test with 0 to this many random actions. Without them, greedy
     play in a deterministic game repeats one episode. Default: 30 in Atari games, else 0."""

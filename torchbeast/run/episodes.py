@@ -158,17 +158,17 @@ class RandomStarts:
     def __init__(self, env: VecEnv, most: int, seed: int) -> None:
         self._env, self._most = env, most
         self._rng = np.random.default_rng(seed)
-        self._left = self._draw()
+        self._left = self._before = self._draw()
 
     def _draw(self) -> np.ndarray:
         return self._rng.integers(0, self._most + 1, self._env.num_envs)
 
     def replace(self, action: Nest[Tensor]) -> Nest[Tensor]:
         """Returns actions [1, E, ...], with random actions for episodes that have just started."""
-        starting = self._left > 0
+        starting, self._before = self._left > 0, self._left
         if not starting.any():
             return action
-        self._left -= starting
+        self._left = self._left - starting
         drawn = random_action(self._env.action_space, self._env.num_envs, self._rng)
 
         def mixed(leaf: Tensor, random: np.ndarray) -> Tensor:
@@ -177,9 +177,13 @@ class RandomStarts:
 
         return map_leaves2(mixed, action, drawn)
 
-    def count(self, episode_end: np.ndarray) -> None:
-        """Draws a new number of random actions for ended episodes; episode_end: bool [E]."""
-        self._left = np.where(episode_end, self._draw(), self._left)
+    def count(self, episode_end: np.ndarray, ignored: np.ndarray | bool = False) -> None:
+        """Draws a new number of random actions for ended episodes; episode_end: bool [E].
+
+        ignored: bool [E], whether the environment ignored its action, which then does not count.
+        """
+        left = np.where(ignored, self._before, self._left)
+        self._left = np.where(episode_end, self._draw(), left)
 
 
 class Endings:
@@ -188,11 +192,16 @@ class Endings:
     def __init__(self, num_envs: int) -> None:
         self._steps = [collections.deque[int](maxlen=COMPARED_STEPS) for _ in range(num_envs)]
 
-    def add(self, observation: Any, action: Nest[Tensor], reward: np.ndarray) -> None:
-        """Adds a step: observation [E, ...], action [1, E, ...] and reward [E]."""
+    def add(
+        self, observation: Any, action: Nest[Tensor], reward: np.ndarray, ignored: np.ndarray
+    ) -> None:
+        """Adds a step: observation [E, ...], action [1, E, ...] and reward [E]; not where the
+        environment ignored its action, bool [E].
+        """
         leaves = [*flatten(observation), *(leaf[0].numpy() for leaf in flatten(action)), reward]
-        for index, steps in enumerate(self._steps):
-            steps.append(zlib.crc32(b"".join(leaf[index].tobytes() for leaf in leaves)))
+        for index in np.flatnonzero(~ignored).tolist():
+            crc32 = zlib.crc32(b"".join(leaf[index].tobytes() for leaf in leaves))
+            self._steps[index].append(crc32)
 
     def take(self, index: int) -> int:
         """Returns and clears the checksum of environment `index`'s episode."""
@@ -282,8 +291,9 @@ def _play(
         loop.acted = loop.acted._replace(action=starts.replace(loop.acted.action))
         seen = loop.row.observation
         loop.step()
-        endings.add(seen, loop.acted.action, loop.row.reward)
-        starts.count(loop.row.episode_end)
+        ignored = is_reset(loop.row.done, loop.row.episode_step)
+        endings.add(seen, loop.acted.action, loop.row.reward, ignored)
+        starts.count(loop.row.episode_end, ignored)
         ended = {
             index: endings.take(index) for index in np.flatnonzero(loop.row.episode_end).tolist()
         }
@@ -293,7 +303,7 @@ def _play(
         played.endings.extend(ended[index] for index in np.flatnonzero(counted).tolist())
         of_episodes.extend(of_envs[counted].tolist())
         left -= counted
-        idle = np.where(is_reset(loop.row.done, loop.row.episode_step), idle + 1, 0)
+        idle = np.where(ignored, idle + 1, 0)
         if left.any() and len(played.returns) and (idle[left > 0] > _MOST_IDLE_STEPS).all():
             say(f"Left out {left.sum()} episodes of agents that do not play.")
             break

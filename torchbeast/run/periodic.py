@@ -162,7 +162,7 @@ class Evaluation(_Periodic):
         Args:
             every_steps: Environment steps between evaluations.
             every_seconds: Seconds between evaluations.
-            num_episodes: Number of episodes of an evaluation.
+            num_episodes: Number of episodes of an evaluation; with several tasks, of each.
             sampled: Whether to sample actions instead of taking the most likely ones.
             keep_best: Whether to keep the best checkpoint.
             seed: Seed of the environments. Evaluations of different runs with one seed, after the

@@ -137,6 +137,14 @@ class GymVectorEnv(OwnVecEnv):
         self._check(seen, range(self.num_envs))
         return VecStep(seen, reward, terminated | resets, truncated, ended, final, resets)
 
+    def render(self) -> np.ndarray | None:
+        """Returns a picture of environment 0, uint8 [H, W, 3], or None when it renders no array."""
+        if attribute_of(self._env, "render_mode") != "rgb_array":
+            return None
+        drawn: Any = self._env.render()
+        first = drawn[0] if isinstance(drawn, (tuple, list)) and drawn else drawn
+        return first if isinstance(first, np.ndarray) and first.ndim == 3 else None
+
     def close(self) -> None:
         self._env.close()
 
