@@ -99,6 +99,12 @@ def test_every_page_that_a_docstring_or_message_names_exists(hooks: ModuleType) 
     assert named - pages_of(hooks).keys() == set()
 
 
+def test_no_blank_line_divides_a_table() -> None:
+    for page in (ROOT / "docs").rglob("*.md"):
+        text = CODE.sub("", page.read_text("utf-8"))
+        assert not re.search(r"^\|.*\n\n\|(?!.*\n\| ?-)", text, re.MULTILINE), page
+
+
 def test_a_link_to_a_missing_file_or_heading_is_found() -> None:
     pages = {
         "docs/a.md": "# One\n[x](b.md#two-words) [x](#one) [x](../Makefile) `[x](in-code.md)`",

@@ -22,13 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from bench.flags import BenchFlags
+from gradient_running import rollout
 
 from torchbeast import Learner, Scheme, VecEnv, export, make_env
 from torchbeast.cli import flags
 from torchbeast.cli.command_line import parse, parse_known
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.ray_flags import RayBeastFlags
+from torchbeast.core.actors.networks import MLPNet
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.errors import UsageError
 from torchbeast.keys import KeysFlags
 from torchbeast.plot import PlotFlags
@@ -178,6 +182,16 @@ def test_the_setting_of_a_tutorial_and_those_that_it_extends_are_checked(
     assert config == dataclasses.replace(type(config)(), **{flag[2:]: 0.5})
 
 
+def test_the_bonus_of_a_tutorial_is_no_input_of_the_network(folder: Path) -> None:
+    own: Any = importlib.import_module("my_bonus")
+    net = MLPNet(ArraySpec((4,), "float32"), Discrete(3), False)
+    algo = own.Bonus(net, own.BonusConfig(step_bonus=1.0, reward_clipping="none"))
+    batch = rollout(seed=1)
+    assert torch.equal(algo.prepare(batch).reward, batch.reward)
+    rewards, _ = algo.rewards_and_discounts(batch, torch.zeros_like(batch.reward[1:]))
+    assert torch.equal(rewards, batch.reward[1:] + 1.0)
+
+
 def texts_of(code: str) -> Iterator[str]:
     """Yields the strings in Python code, with … in place of what an f-string inserts."""
     for node in ast.walk(ast.parse(code)):
@@ -186,6 +200,12 @@ def texts_of(code: str) -> Iterator[str]:
             yield "".join(part if isinstance(part, str) else "…" for part in parts)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
+
+
+def test_the_runs_of_the_page_about_several_agents_have_different_names() -> None:
+    text = "".join(blocks(HOW_TO / "several-agents.md", "shell"))
+    names = re.findall(r"--xpid (\S+)", text)
+    assert len(names) == len({*names}) == 2
 
 
 def test_the_messages_that_troubleshooting_quotes_are_those_of_the_code() -> None:

@@ -81,6 +81,13 @@ def test_readme_docs_and_examples_import_public_names_only() -> None:
     assert {".".join(imported) for imported in unknown} <= set(FUNCTIONS)
 
 
+def test_the_readme_names_everything_that_is_stable() -> None:
+    status = (ROOT / "README.md").read_text("utf-8").partition("## Status")[2]
+    named = re.findall(r"`(torchbeast\.[\w.]*)(?:\{([\w,]+)\})?`", status)
+    found = {f"{start}{end}" for start, ends in named for end in ends.split(",")}
+    assert found == {"torchbeast.__all__", *PUBLIC[1:], *FUNCTIONS}
+
+
 def public_callables(module: str) -> Iterator[tuple[str, Any]]:
     """Yields the public functions, classes and methods of a module, by name."""
     found = vars(importlib.import_module(module))

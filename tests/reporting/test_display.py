@@ -295,6 +295,22 @@ def test_a_terminal_of_80_columns_shows_the_return_first_and_the_time_left(
     ]
 
 
+def test_the_tutorial_of_pong_shows_the_display_as_it_is_drawn(terminal: Terminal) -> None:
+    page = (Path(__file__).parents[2] / "docs/tutorials/pong.md").read_text("utf-8")
+    shares = Shares(environment=0.33, inference=0.67, queueing=0.0, learning=0.96, waiting=0.04)
+    found = Diagnosis("none", "balanced (learner idle 4 %, workers blocked 0 %)")
+    row = {"total_loss": 23.02, "mean_lag": 4.3, "max_lag": 6.0}
+    status = {"learner_queue_size": 8, "live_streams": 2}
+    played = {"episodes": 12, "returns": deque([-20.83]), "lengths": deque([802])}
+    now = shown(26_560, status, 2_000_000, (), shares, found, row, **played)
+    with Display("PongNoFrameskip-v4, pong", terminal) as display:
+        display.show(shown(22_550, total_steps=2_000_000), now=0.0)
+        terminal.frame()
+        display.show(now, now=10.0)
+        lines = terminal.frame()
+    assert [line for line in [*lines[:3], *lines[4:]] if line not in page] == []
+
+
 @pytest.mark.parametrize(("columns", "last"), [(60, "length"), (80, "streams"), (120, "replay")])
 def test_columns_do_not_move_when_values_become_shorter(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: int, last: str

@@ -94,8 +94,8 @@ class RunConfig(Settings):
     --total_steps. The same command without this flag continues the run."""
     restart_schedules: bool = setting(True, "command")
     """Whether a run that you resume with a different learning rate, or another setting that has a
-    schedule, starts the schedule at the current step. If not, the schedule is computed as if the
-    run had started with the new value."""
+    schedule, starts the schedule at the current step. If not, the new value scales the present
+    schedule, which began with the run or at an earlier change."""
 
     @property
     def folder(self) -> Path:
