@@ -19,7 +19,7 @@ import torch
 import libtorchbeast
 from torchbeast.fleets.system import allow_descriptors
 from torchbeast.servers.config import PipelineConfig, SecurityConfig
-from torchbeast.servers.discovery import find_servers
+from torchbeast.servers.discovery import Asking, find_servers
 from torchbeast.servers.joining import JoinServer
 from torchbeast.servers.security import credentials
 from torchbeast.servers.source import learner_queue, rollout_columns
@@ -43,7 +43,7 @@ class EmptyLearner:
         addresses = []
         if not listens:
             own = None if address.startswith("unix:") else security
-            addresses = find_servers([address], None, _PATIENCE_S, own).stream_addresses
+            addresses = find_servers([address], None, Asking(_PATIENCE_S, own)).stream_addresses
         self._pool = libtorchbeast.ActorPool(
             UNROLL_LENGTH,
             self._queue,

@@ -34,6 +34,12 @@ except ModuleNotFoundError as error:
         "'pip install .' in the checkout of TorchBeast",
         name="libtorchbeast",
     ) from error
+except ImportError as error:
+    raise ImportError(
+        f"the compiled part of libtorchbeast cannot be loaded here ({error}); build it again with "
+        "'pip install .' in the checkout of TorchBeast",
+        name="libtorchbeast",
+    ) from error
 
 __all__ = [
     "ActorPool",

@@ -7,10 +7,12 @@ import errno
 import importlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import traceback
+import types
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,35 @@ def test_a_package_that_is_not_installed_is_named_with_the_remedy() -> None:
         rf"status: {sys.executable} has no package \w+: .*{sys.executable} -m pip install .*\n"
     )
     assert re.fullmatch(expected, done.stderr) and done.returncode == 2
+
+
+def test_a_package_behind_a_link_is_ours_too(tmp_path: Path) -> None:
+    """As in a home folder that is a link."""
+    link = tmp_path / "a link"
+    link.symlink_to(Path(torchbeast.__file__).parents[1])
+    env, words = os.environ | {"PYTHONPATH": str(link)}, [sys.executable, "-S", "-m"]
+    done = subprocess.run(
+        [*words, "torchbeast.status"],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.endswith(f" -m pip install {shlex.quote(str(link))}\n")
+
+
+def test_what_stdout_cannot_encode_is_escaped() -> None:
+    code = (
+        "from torchbeast.errors import exit_code_of\n"
+        "raise SystemExit(exit_code_of('status', lambda: print('gr\\xf6\\xdfe') or 0))"
+    )
+    env = os.environ | {"PYTHONPATH": str(Path(torchbeast.__file__).parents[1])}
+    env |= {"PYTHONIOENCODING": "ascii"}
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "gr\\xf6\\xdfe\n")
 
 
 def test_a_script_whose_last_word_is_m_may_import_the_package(tmp_path: Path) -> None:
@@ -142,6 +173,18 @@ def test_polybeast_learner_reports_a_missing_compiled_module(
     assert importlib.import_module("torchbeast.polybeast_learner").main([]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "libtorchbeast" in said and "MonoBeast" in said
+
+
+def test_a_compiled_module_that_cannot_be_loaded_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without gRPC's library, on another node of a cluster, or after an upgrade."""
+    for name in ("torchbeast.polybeast_learner", "torchbeast.servers.discovery", "libtorchbeast"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "libtorchbeast._C", types.ModuleType("_C"))
+    assert importlib.import_module("torchbeast.polybeast_learner").main([]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "cannot be loaded here" in said
 
 
 def test_another_missing_module_keeps_its_traceback() -> None:

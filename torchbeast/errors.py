@@ -8,6 +8,7 @@ import io
 import itertools
 import os
 import re
+import shlex
 import signal
 import sys
 import sysconfig
@@ -25,7 +26,7 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 _COMPILED = ("libtorchbeast", "nest")
-_PACKAGE = str(Path(__file__).resolve().parent)
+_PACKAGE = os.path.dirname(__file__)  # as in tracebacks, also behind a symbolic link
 _TORCH = r"[^\"\n]*/(?:site|dist)-packages/torch"
 _OUR_FRAME = re.compile(
     rf'^  File "(?:{re.escape(_PACKAGE)}|{_TORCH})/.*\n(?:    .*\n)*', re.MULTILINE
@@ -168,7 +169,7 @@ def _name_missing_package(
     package = str(source) if is_clone else "torchbeast"
     remedy = f"run the program with {made}, or " if made.exists() else ""
     message = f"{sys.executable} has no package {error.name}: {remedy}install what is missing: "
-    message += f"{sys.executable} -m pip install {package}"
+    message += shlex.join([sys.executable, "-m", "pip", "install", package])
     os._exit(_report(_program(), message, EXIT_USAGE))
 
 
@@ -190,8 +191,9 @@ def exit_code_of(program: str, body: Callable[[], int]) -> int:
     """
     if signal.getsignal(signal.SIGINT) is _end_interrupted:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() == "utf-8":
-        sys.stdout.reconfigure(errors="surrogateescape")  # names of files need not be UTF-8
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may have any bytes
+        is_utf_8 = sys.stdout.encoding.lower() == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if is_utf_8 else "backslashreplace")
     try:
         return body()
     except (UsageError, RunError) as error:

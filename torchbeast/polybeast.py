@@ -43,12 +43,12 @@ def run(flags: PolyBeastFlags) -> int:
         # These import torch, while the servers start.
         from torchbeast.polybeast_learner import plan_of
         from torchbeast.run.learner_run import LearnerRun
-        from torchbeast.servers.discovery import find_servers
+        from torchbeast.servers.discovery import Asking, find_servers
 
         if servers.wait_ready():
-            goes_on = opened.supervisor.check_goes_on
+            asking = Asking(60.0, None, opened.supervisor.check_goes_on)
             basename = servers.addresses[0].removesuffix(".0")
-            fleet = find_servers([basename], flags.fleet.num_envs, 60.0, check_goes_on=goes_on)
+            fleet = find_servers([basename], flags.fleet.num_envs, asking)
             LearnerRun(plan_of(flags, fleet), opened).train()
     return EXIT_DONE
 

@@ -64,14 +64,9 @@ def _serve(flags: PolyBeastEnvFlags) -> Failure | None:
         addresses, security = _addresses(flags), flags.protection
         if security is not None:
             credentials(security)  # refuses files that cannot be used
+        env = flags.environment.spec
         servers = EnvServers(
-            supervisor,
-            flags.environment.spec,
-            plans,
-            addresses,
-            security=security,
-            learners=learners,
-            say=say,
+            supervisor, env, plans, addresses, security=security, learners=learners, say=say
         )
         with closing(servers):
             if servers.wait_ready():
@@ -101,11 +96,9 @@ def _check_enough_streams(plans: Sequence[ServerPlan], learners: Sequence[str]) 
 
 def _metrics(servers: EnvServers, plans: Sequence[ServerPlan]) -> list[Metric]:
     """Returns the metrics of all servers; docs/how-to/operations.md lists them."""
-    activity = servers.activity()
-    steps, opened = (
-        {address: said.get(name, 0) for address, said in activity.items()}
-        for name in ("steps", "open_streams")
-    )
+    activity = servers.activity().items()
+    steps = {address: said.get("steps", 0) for address, said in activity}
+    opened = {address: said.get("open_streams", 0) for address, said in activity}
     streams = {a: plan.num_streams for a, plan in zip(servers.addresses, plans, strict=True)}
     text = "Replacements of processes that died, since the program started."
     since = "since its process started"

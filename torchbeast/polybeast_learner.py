@@ -138,8 +138,8 @@ def _found(
         first, wanted = next(iter(theirs.items()))
         check_same(first, wanted, name, json.loads(json.dumps(said)))  # tuples become lists
         return own
-    protection = flags.protection
-    return fleet_of(theirs, None if protection is None else credentials(protection))
+    ours = None if (protection := flags.protection) is None else credentials(protection)
+    return dataclasses.replace(fleet_of(theirs), credentials=ours)
 
 
 def _find(
@@ -149,7 +149,7 @@ def _find(
     check_goes_on: Callable[[], None],
 ) -> ServerFleet:
     """Finds the servers: on this machine, on other machines, or of hosts that dial in."""
-    from torchbeast.servers.discovery import find_servers
+    from torchbeast.servers.discovery import Asking, find_servers
 
     served = flags.fleet
     wanted, timeout = served.num_envs, served.connect_timeout
@@ -161,7 +161,7 @@ def _find(
         named = [served.pipes_basename or user_basename()]
     else:
         named = hosts(served.env_servers)
-    return find_servers(named, wanted, timeout, flags.protection, check_goes_on)
+    return find_servers(named, wanted, Asking(timeout, flags.protection, check_goes_on))
 
 
 def _of_all(replica: Replica, own: int) -> int:

@@ -89,13 +89,9 @@ def run(flags: StatusFlags) -> int:
     addresses = [a for name in _hosts(flags) for a in _addresses(name, asking)]
     before = {address: _answer(address, asking) for address in addresses}
     time.sleep(_INTERVAL_S)
-    rows, errors = [], []
-    for address in addresses:
-        after = _answer(address, asking)
-        if isinstance(after, RunError):
-            errors.append(str(after))
-        else:
-            rows.append(_row(address, before[address], after))
+    answers = [(address, _answer(address, asking)) for address in addresses]
+    rows = [_row(a, before[a], said) for a, said in answers if not isinstance(said, RunError)]
+    errors = [str(said) for _, said in answers if isinstance(said, RunError)]
     print("\n".join([*([_lines([_COLUMNS, *rows])] if rows else []), *errors]))
     return EXIT_FAILURE if errors else EXIT_DONE
 

@@ -362,3 +362,23 @@ def test_a_network_without_the_extras_that_the_algorithm_needs_is_refused() -> N
     object.__setattr__(config, "algo", Wanting)
     with pytest.raises(UsageError, match="no_such_extra"):
         assemble(config, agent, PublishedWeights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListConfig:
+    """Has a list."""
+
+    scales: list[float] = field(default_factory=lambda: [1.0])
+    """Of the losses."""
+
+
+class OfList(Mine):
+    Config = ListConfig
+
+
+def test_a_list_among_the_settings_is_kept_when_a_run_resumes(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    flags = {"algo": f"{__name__}:OfList", "scales": [0.5, 2.0]}
+    checkpoints.save(tmp_path / "run" / "model.tar", {"flags": flags})
+    words = ["--savedir", str(tmp_path), "--xpid", "run"]
+    assert parse(MonoBeastFlags, "monobeast", words).algorithm == ListConfig(scales=[0.5, 2.0])

@@ -9,10 +9,11 @@ import gc
 import hashlib
 import itertools
 import os
+import resource
 import signal
 import statistics
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,12 @@ from fleet_running import pids, running_mono, source_of
 from learners import impala
 
 from torchbeast.collect.config import ProcessesConfig
-from torchbeast.collect.source import WORKER, FleetSource
+from torchbeast.collect.source import WORKER, FleetCollection, FleetSource, local_fleet
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.fleets.child_process import ProcessDied
 from torchbeast.fleets.fleet import LocalFleet
+from torchbeast.fleets.system import allowed_descriptors
 from torchbeast.on_ray.config import RayConfig
 
 
@@ -411,3 +413,22 @@ def test_a_source_that_was_deleted_leaves_no_open_file() -> None:
         assert open_files() > before
     gc.collect()
     assert open_files() <= before
+
+
+def test_the_files_of_many_workers_may_be_open_until_the_fleet_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By default there is a worker for each core, and the limit is often 1,024."""
+    monkeypatch.setattr("torchbeast.collect.source.FleetSource", lambda *_: allowed_descriptors())
+    actors, nothing = ProcessesConfig(num_envs=256, num_workers=256), None
+    plan: Any = FleetCollection(
+        num_envs=256, processes=256, fixed_lag=None, actors=actors, make_fleet=local_fleet
+    )
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+        with ExitStack() as ending:
+            assert plan.source(nothing, nothing, ending) >= 6 * 256
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (1024, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

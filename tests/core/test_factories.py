@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import pydoc
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -43,6 +44,15 @@ def test_numbers_of_numpy_and_none_are_taken() -> None:
     assert OnPolicyGAEBuffer.create_factory(size=np.int64(5), batch_size=None).size == 5
     assert PPO.create_factory(lr=1, target_kl=None).config.optimiser.learning_rate == 1
     assert ReplayBuffer.create_factory(replay_ratio=np.float32(2), size=None).replay_ratio == 2
+
+
+def test_settings_are_recorded_as_plain_values_and_others_are_refused() -> None:
+    found = recorded(PPO.create_factory(lr=np.float32(0.5), num_epochs=np.int64(3)).config)
+    assert type(found["num_epochs"]) is int and type(found["learning_rate"]) is float
+    config = dataclasses.make_dataclass("Own", [("kind", "Any", None)], frozen=True, kw_only=True)
+    own: Any = type("Mine", (Algorithm,), {"Config": config, "losses": None})
+    with pytest.raises(ValueError, match=r"Mine\.create_factory: kind has a value that JSON"):
+        own.create_factory(kind=Path("a"))
 
 
 def make_cartpole(limit: int = 500) -> Any:
@@ -236,7 +246,9 @@ def test_every_feature_extractor_has_off_policy_networks(algo: Any, name: str) -
 def test_an_actor_begins_with_the_weights_of_a_file(tmp_path: Any) -> None:
     trained = OnPolicyActorCritic.create_factory(VECTOR, Discrete(2))("cpu")
     path = tmp_path / "weights.pt"
-    for saved in (trained.state_dict(), {"model_state_dict": trained.state_dict()}):
+    of_2019 = {"stats": {"episode_returns": (np.float32(1.5),)}}
+    weights = {"model_state_dict": trained.state_dict()}
+    for saved in (trained.state_dict(), weights, {**weights, **of_2019}):
         torch.save(saved, path)
         again = OnPolicyActorCritic.create_factory(VECTOR, Discrete(2), restart_model=path)("cpu")
         for name, tensor in again.state_dict().items():

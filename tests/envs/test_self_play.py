@@ -169,6 +169,21 @@ def test_the_rating_follows_elos_formula(tmp_path: Path, monkeypatch: pytest.Mon
     assert min(np.diff(expected)) < 0 < max(np.diff(expected))
 
 
+def test_a_game_is_rated_when_it_is_over_for_all_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(self_play, "_RANDOM", 0.0)
+    env = SelfPlay(vec_env_of(TwoAgents, {}, 1, "TwoAgents"), 1, str(tmp_path))
+    write_version(tmp_path, 100, env, action=1)
+    seed = next(seed for seed in range(20) if env.reset(seed)[0, 0] == 0)  # a learns
+    env.reset(seed)
+    ratings = []
+    for _ in range(5):
+        env.step(np.array([1]))
+        ratings.append(env.elo)
+    assert ratings == [0, 0, 0, 0, -8]  # 3 : 3 when a ends, 3 : 5 when the game is over
+
+
 def test_a_version_remembers_from_the_first_row_of_its_games(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +266,24 @@ def test_opponents_are_drawn_in_the_documented_shares(tmp_path: Path) -> None:
     assert 0.23 < drawn.count(0.0) / 400 < 0.37  # at random: 0.3
     assert 0.36 < drawn.count(4.0) / 400 < 0.52  # the newest: 0.35, and a quarter of as much
     assert 0.04 < drawn.count(1.0) / 400 < 0.14  # a quarter of 0.35
+
+
+def test_a_full_disk_costs_a_version_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env, _ = games_of_turns(1, tmp_path)
+    agent = make_agent(ActorSpec("mlp"), env.observation_space, env.action_space, 1)
+    versions = PastVersions(tmp_path, agent, every=100, step=0)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("torchbeast.run.checkpoint.save", full)
+        versions(100, {})
+    assert "No space left on device); the run continues" in capsys.readouterr().err
+    versions(200, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["000000000200.version"]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

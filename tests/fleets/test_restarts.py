@@ -35,8 +35,8 @@ class Office:
     """Two places, of which the first has a worker that works."""
 
     def __init__(self) -> None:
-        self.supervisor = Supervisor()
-        self.restarts = Restarts(logging.getLogger("torchbeast.tests"), self.supervisor)
+        self.restarts = Restarts(logging.getLogger("torchbeast.tests"))
+        self.supervisor = self.restarts.supervisor = Supervisor()
         self.first, self.second = Desk("worker 0"), Desk("worker 1")
         self.restarts.start(self.first)
         self.restarts.start(self.second)
@@ -55,8 +55,8 @@ def test_a_worker_that_was_killed_is_replaced_even_before_it_worked(office: Offi
 
 
 def test_a_worker_that_dies_before_any_has_worked_fails_the_run() -> None:
-    supervisor = Supervisor()
-    group, desk = Restarts(logging.getLogger("torchbeast.tests"), supervisor), Desk("worker 0")
+    group, desk = Restarts(logging.getLogger("torchbeast.tests")), Desk("worker 0")
+    supervisor = group.supervisor = Supervisor()
     group.start(desk)
     group.ended(desk, KILLED)
     assert desk.starts == 1 and str(supervisor.failure) == "worker 0: was killed"

@@ -302,6 +302,10 @@ def test_a_cell_that_is_run_again_ends_the_learner_before(tmp_path: Path) -> Non
             lambda: scheme_of({"env_fn": torchbeast.make_env, "env_kwargs": {"env": "Dials"}}),
             "env must be Catch, as in the run run, not Dials",
         ),
+        (
+            lambda: scheme_of(algo=PPO.create_factory(reward_clipping="abs_one")),
+            "^normalise_returns scales rewards by their returns",
+        ),
     ],
 )
 def test_another_run_is_not_resumed(tmp_path: Path, other: Any, sentence: str) -> None:

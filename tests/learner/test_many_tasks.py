@@ -14,6 +14,7 @@ from small_schemes import off_policy_of, scheme_of
 
 from torchbeast import export
 from torchbeast.core.algos import IMPALA
+from torchbeast.core.envs import VecEnv
 from torchbeast.core.storages import OnPolicyVTraceBuffer
 from torchbeast.envs import EnvSpec, make
 from torchbeast.errors import UsageError
@@ -70,3 +71,9 @@ def test_the_agent_of_several_tasks_is_exported(tmp_path: Path) -> None:
 def test_every_task_needs_an_environment(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="num_envs 1 is less than the 2 tasks"):
         Learner(with_popart(1), 100, log_dir=tmp_path)
+
+
+def test_environments_of_evaluations_have_shares_of_their_own(tmp_path: Path) -> None:
+    second, _, _ = VecEnv.create_factory(**envs(1, 0, 1))
+    with Learner(with_popart(test_envs_factory=second), 10**6, log_dir=tmp_path) as learner:
+        assert learner.evaluate(3, seed=1).tasks == [1, 1, 1]

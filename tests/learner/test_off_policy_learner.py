@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -20,8 +20,9 @@ from torchbeast import Learner, monobeast
 from torchbeast.collect.replayed import transitions_of
 from torchbeast.core.actors import OffPolicyActorCritic
 from torchbeast.core.algos import DQN, LASER, PPO, SAC, TD3
+from torchbeast.core.algos.config import DQNConfig
 from torchbeast.core.envs import VecEnv
-from torchbeast.core.storages import HindsightExperienceReplayBuffer, OnPolicyBuffer
+from torchbeast.core.storages import HindsightExperienceReplayBuffer, OnPolicyBuffer, ReplayBuffer
 from torchbeast.core.storages.replay.transition_replay import Sample
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import IncompatibleParts
@@ -298,3 +299,15 @@ def test_a_network_of_the_other_family_is_refused() -> None:
     wrong = OffPolicyActorCritic.create_factory(obs_space, action_space, "sac-mlp", SMALL)
     with pytest.raises(IncompatibleParts, match="SACNet with DQN: DQN needs .* QNetwork"):
         replace(off_policy_of(), actor_factory=wrong)
+
+
+def test_an_algorithm_that_sets_some_defaults_has_the_programs_others() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class FewConfig(DQNConfig):
+        usual: ClassVar = {"replay_size": 5_000}
+
+    class Few(DQN):
+        Config = FewConfig
+
+    scheme = off_policy_of(algo=Few.create_factory(), storage=ReplayBuffer.create_factory())
+    assert (scheme.rollouts.batch_size, scheme.replay.replay_size) == (8, 5_000)

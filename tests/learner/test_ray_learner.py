@@ -20,12 +20,15 @@ import torch
 from background import wait_for
 from later import later
 from ray_clusters import VARIABLES, callers_ray
-from small_schemes import impala_of, off_policy_of
+from small_schemes import impala_of, off_policy_of, scheme_of
 
 from torchbeast import Learner, UsageError
 from torchbeast.collect import source
+from torchbeast.core.algos import IMPALA
+from torchbeast.core.storages import OnPolicyBuffer
 from torchbeast.fleets import waiting
 from torchbeast.gradients import workers
+from torchbeast.learner import plan
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.run import watch
 
@@ -40,6 +43,30 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets later tests of this process start a Ray without a token: it is asked for or not once."""
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("name", ["own", "built-in"])
+def test_the_folder_of_an_own_algorithm_is_copied_to_a_cluster(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from examples.advantage_actor_critic import AdvantageActorCritic
+
+    given: list[bool] = []
+
+    class Fleet:
+        def __init__(self, config: Any, name: str, own_code: bool, *_: Any) -> None:
+            given.append(own_code)
+
+        def room(self) -> None:
+            pass
+
+    monkeypatch.setattr("torchbeast.on_ray.fleet.RayFleet", Fleet)
+    monkeypatch.setattr(plan, "check_room", lambda *_: None)
+    algo = (AdvantageActorCritic if name == "own" else IMPALA).create_factory()
+    axes: dict[str, Any] = {"col_remote_workers": 1, "col_backend": "ray"}
+    scheme = scheme_of(algo=algo, storage=OnPolicyBuffer.create_factory(size=10), **axes)
+    plan._ray_fleet(scheme, plan._env_spec(scheme), scheme.ray)
+    assert given == [name == "own"]
 
 
 def local_function() -> Any:

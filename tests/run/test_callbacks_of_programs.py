@@ -320,6 +320,18 @@ class Opening(Callback):
         (learner.log_dir / "closed").touch()
 
 
+class Reporting(Callback):
+    """Evaluates at the end."""
+
+    def on_end(self, learner: RunningLearner) -> None:
+        (learner.log_dir / "returns").write_text(str(learner.evaluate(2).returns))
+
+
+def test_a_callback_may_evaluate_at_the_end_of_a_complete_run(tmp_path: Path) -> None:
+    learn(tmp_path, 2, total=2 * STEPS, callback=(f"{HERE}:Reporting",))
+    assert (tmp_path / "run" / "returns").exists()
+
+
 class Refusing(Callback):
     """Cannot start."""
 

@@ -453,6 +453,7 @@ def test_keyword_arguments_are_compared_whoever_serves_the_environment(
 
 def test_the_first_tensor_that_is_not_finite_is_named() -> None:
     state = {"model_state_dict": {"fc.weight": torch.ones(2)}, "optimizer_state_dict": {}}
+    state["model_state_dict"]["mask"] = torch.tensor([0.0, -torch.inf])
     assert checkpoints.first_non_finite_tensor(state) is None
     state["optimizer_state_dict"] = {"state": {0: {"square_avg": torch.tensor([1.0, torch.inf])}}}
     assert checkpoints.first_non_finite_tensor(state) == "optimizer.state.0.square_avg"

@@ -4,8 +4,6 @@ the program's own settings, assembly, training loop, log and files, with transit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +35,8 @@ class Replay(EndingSource):
 def samples_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The source of a run stands for its replay."""
 
-    @contextmanager
-    def as_it_is(_: LearnerConfig, source: Replay, *others: Any) -> Iterator[tuple[Replay, None]]:
-        yield source, None
+    def as_it_is(_: LearnerConfig, source: Replay, *others: Any) -> tuple[Replay, None]:
+        return source, None
 
     monkeypatch.setattr(run_replay, "with_replay", as_it_is)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections.abc import Iterator, Sequence
@@ -361,25 +362,25 @@ def test_a_failing_learner_thread_does_not_block_the_others(tmp_path: Path) -> N
 def test_a_checkpoint_is_a_consistent_copy_between_two_updates(tmp_path: Path) -> None:
     """Checkpoints taken during learning hold the weights of exactly the version that they name."""
     run = Run(tmp_path, [rollout() for _ in range(60)], total_steps=60 * T * B)
-    weights_of = {0: run.weights._newest[1].tensors}
+    weights_of = {0: copy.deepcopy(run.model.state_dict())}
     publish = run.weights.publish
 
     def record(model: torch.nn.Module, version: int) -> None:
         publish(model, version)
-        weights_of[version] = run.weights._newest[1].tensors
+        weights_of[version] = copy.deepcopy(model.state_dict())
 
     run.weights.publish = record  # type: ignore[method-assign]
     run.training.start(1, ignore)
-    copies = []
+    found = []
     while not run.supervisor.ended:
-        copies.append(run.training.checkpoint())
-    copies.append(run.training.checkpoint())
+        found.append(run.training.checkpoint())
+    found.append(run.training.checkpoint())
     assert run.supervisor.join(SOON) == []
-    for copy in copies:
-        version = copy["scheduler_state_dict"]["version"]
-        assert copy["stats"]["step"] == version * T * B
+    for saved in found:
+        version = saved["scheduler_state_dict"]["version"]
+        assert saved["stats"]["step"] == version * T * B
         expected = weights_of[version]
-        assert all(torch.equal(expected[k], v) for k, v in copy["model_state_dict"].items())
+        assert all(torch.equal(expected[k], v) for k, v in saved["model_state_dict"].items())
 
 
 def test_a_checkpoint_does_not_change_while_learning_continues(tmp_path: Path) -> None:

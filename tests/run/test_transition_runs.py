@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from torchbeast.monobeast import main
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.assemble import LearnerConfig, assemble
-from torchbeast.run.replay import make_replay
+from torchbeast.run.replay import make_replay, transition_source
 
 BUFFERS = 1_000_000
 
@@ -150,3 +151,13 @@ def test_continuous_actions_are_learnt_by_priority(tmp_path: Path) -> None:
     assert saved["scheduler_state_dict"]["optimiser_steps"] >= 90
     rows = list(read_logs(tmp_path / "run"))
     assert rows[-1]["samples_per_insert"] > 3 and "mean_lag" in rows[0]
+
+
+def test_a_resumed_run_that_ends_before_its_replay_is_filled_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["--algo", "dqn", "--replay_size", "2000", "--learn_start", "500"]
+    settings = config(*words, "--total_steps", "1000")
+    for first_step, is_said in ((400, False), (600, True), (0, False)):
+        transition_source(Mock(), replay_of(2000), settings, first_step)
+        assert ("Only one update follows" in capsys.readouterr().out) == is_said

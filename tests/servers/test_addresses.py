@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,3 +84,18 @@ def test_what_is_no_folder_is_refused(
     place.touch() if kind == "file" else place.symlink_to(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="not a private folder of this user"):
         user_basename()
+
+
+@pytest.mark.parametrize("make", [run_folder, user_basename])
+def test_without_a_place_for_temporary_files_the_remedy_is_named(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container with a read-only root."""
+
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr("tempfile.gettempdir", nowhere)
+    with pytest.raises(UsageError, match="set TMPDIR to a folder"):
+        make()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,30 +44,41 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
     return served
 
 
+def find_servers(
+    hosts: list[str],
+    num_envs: int | None,
+    timeout: float,
+    security: SecurityConfig | None = None,
+    check_goes_on: Callable[[], None] = lambda: None,
+) -> discovery.ServerFleet:
+    asking = discovery.Asking(timeout, security, check_goes_on)
+    return discovery.find_servers(hosts, num_envs, asking)
+
+
 def test_servers_are_asked_until_enough_environments_are_found(servers: dict) -> None:
     servers.update({f"unix:/a.{i}": CATCH for i in range(5)})
-    fleet = discovery.find_servers(["unix:/a"], 8, timeout=1.0)
+    fleet = find_servers(["unix:/a"], 8, timeout=1.0)
     assert fleet.stream_addresses == ["unix:/a.0", "unix:/a.0", "unix:/a.1", "unix:/a.1"]
     assert fleet.envs_per_stream == [2, 2, 2, 2] and fleet.num_envs == 8
 
 
 def test_without_num_envs_all_servers_that_were_started_together_are_awaited(servers: dict) -> None:
     servers.update({f"unix:/a.{i}": CATCH | {"num_servers": 3} for i in range(5)})
-    fleet = discovery.find_servers(["unix:/a"], None, timeout=1.0)
+    fleet = find_servers(["unix:/a"], None, timeout=1.0)
     assert fleet.stream_addresses == [f"unix:/a.{i // 2}" for i in range(6)]
     del servers["unix:/a.2"]
     with pytest.raises(RunError, match=r"answers at unix:/a\.2 .waited 0\.1 s.: start servers"):
-        discovery.find_servers(["unix:/a"], None, timeout=0.1)
+        find_servers(["unix:/a"], None, timeout=0.1)
 
 
 def test_without_num_envs_at_least_one_server_must_answer(servers: dict) -> None:
     with pytest.raises(RunError, match=r"answers at unix:/a\.0 \(waited 0\.1 s\): start servers"):
-        discovery.find_servers(["unix:/a"], None, timeout=0.1)
+        find_servers(["unix:/a"], None, timeout=0.1)
 
 
 def test_a_fleet_describes_what_its_servers_serve(servers: dict) -> None:
     servers["unix:/a.0"] = CATCH
-    fleet = discovery.find_servers(["unix:/a"], None, timeout=1.0)
+    fleet = find_servers(["unix:/a"], None, timeout=1.0)
     assert fleet.env == EnvSpec("Catch") and fleet.action_space == Discrete(3)
     assert fleet.observation_space == {
         "board": ArraySpec((10, 5), "float32"),
@@ -80,21 +92,21 @@ def test_ranges_of_values_reach_the_learner(servers: dict) -> None:
         "rest": (ArraySpec((), "uint8", categories=(4,)), ArraySpec((3,), "bool")),
     }
     servers["unix:/a.0"] = CATCH | {"observation_space": space_to_json(space)}
-    assert discovery.find_servers(["unix:/a"], None, timeout=1.0).observation_space == space
+    assert find_servers(["unix:/a"], None, timeout=1.0).observation_space == space
 
 
 def test_a_space_of_other_observations_is_reported_with_its_address(servers: dict) -> None:
     other = space_to_json(ArraySpec((2,), "float32"))
     servers["unix:/a.0"] = CATCH | {"observation_space": other}
     with pytest.raises(RunError, match=r"from unix:/a\.0 is not valid: its observation_space is"):
-        discovery.find_servers(["unix:/a"], None, timeout=1.0)
+        find_servers(["unix:/a"], None, timeout=1.0)
 
 
 @pytest.mark.parametrize("key", ["observation_space", "action_space"])
 def test_an_invalid_action_space_is_reported_with_its_address(servers: dict, key: str) -> None:
     servers["unix:/a.0"] = CATCH | {key: {"type": "Sphere"}}
     with pytest.raises(RunError, match=r"the description from unix:/a\.0 is not valid: .*Sphere"):
-        discovery.find_servers(["unix:/a"], None, timeout=1.0)
+        find_servers(["unix:/a"], None, timeout=1.0)
 
 
 @pytest.mark.parametrize(
@@ -106,18 +118,18 @@ def test_a_space_of_the_other_kind_is_reported_with_its_address(
 ) -> None:
     servers["unix:/a.0"] = CATCH | {key: space_to_json(space)}
     with pytest.raises(RunError, match=r"from unix:/a\.0 is not valid: its spaces are mixed up"):
-        discovery.find_servers(["unix:/a"], None, timeout=1.0)
+        find_servers(["unix:/a"], None, timeout=1.0)
 
 
 def test_a_server_of_the_original_has_no_action_space(servers: dict) -> None:
     servers["unix:/a.0"] = CATCH | {"action_space": None, "env_id": "", "num_streams": 1}
-    assert discovery.find_servers(["unix:/a"], None, timeout=1.0).action_space is None
+    assert find_servers(["unix:/a"], None, timeout=1.0).action_space is None
 
 
 def test_more_environments_than_num_envs_are_refused(servers: dict) -> None:
     servers["unix:/a.0"] = CATCH
     with pytest.raises(UsageError, match="serve 4 environments, but num_envs is 3"):
-        discovery.find_servers(["unix:/a"], 3, timeout=1.0)
+        find_servers(["unix:/a"], 3, timeout=1.0)
 
 
 def test_servers_of_the_original_are_awaited_until_there_are_num_envs_environments(
@@ -125,36 +137,34 @@ def test_servers_of_the_original_are_awaited_until_there_are_num_envs_environmen
 ) -> None:
     servers["unix:/a.0"] = CATCH
     with pytest.raises(RunError, match=r"no environment server answers at unix:/a\.1"):
-        discovery.find_servers(["unix:/a"], 9, timeout=1.0)
+        find_servers(["unix:/a"], 9, timeout=1.0)
 
 
 def test_options_and_keyword_arguments_of_environments_reach_the_learner(servers: dict) -> None:
     servers["unix:/a.0"] = CATCH | {"options": {"frame_skip": 2, "of_a_later_version": 1}}
     told = EnvSpec("Catch", options=EnvOptions(frame_skip=2))
-    assert discovery.find_servers(["unix:/a"], None, timeout=1.0).env == told
+    assert find_servers(["unix:/a"], None, timeout=1.0).env == told
     servers["unix:/a.0"] = CATCH | {"options": {"env_kwargs": {"rows": 8}}}
-    assert discovery.find_servers(["unix:/a"], None, timeout=1.0).env == EnvSpec(
-        "Catch", {"rows": 8}
-    )
+    assert find_servers(["unix:/a"], None, timeout=1.0).env == EnvSpec("Catch", {"rows": 8})
     servers["unix:/a.0"] = CATCH | {"options": None}
-    assert discovery.find_servers(["unix:/a"], None, timeout=1.0).env == EnvSpec("Catch")
+    assert find_servers(["unix:/a"], None, timeout=1.0).env == EnvSpec("Catch")
     for odd in ("odd", {"observation_keys": 5}, {"env_kwargs": [8]}):
         servers["unix:/a.0"] = CATCH | {"options": odd}
         with pytest.raises(RunError, match=r"the description from unix:/a\.0 is not valid"):
-            discovery.find_servers(["unix:/a"], None, timeout=1.0)
+            find_servers(["unix:/a"], None, timeout=1.0)
 
 
 def test_a_server_does_not_decide_where_the_learner_writes_versions(servers: dict) -> None:
     servers["unix:/a.0"] = CATCH | {"options": {"selfplay": "/etc"}}
-    assert discovery.find_servers(["unix:/a"], None, timeout=1.0).env == EnvSpec("Catch")
+    assert find_servers(["unix:/a"], None, timeout=1.0).env == EnvSpec("Catch")
 
 
 def test_the_info_keywords_are_those_that_come_with_steps(servers: dict) -> None:
     servers["unix:/a.0"] = CATCH | {"options": {"info_keywords": ["x"]}, "info_keywords": ["y"]}
     told = EnvSpec("Catch", options=EnvOptions(info_keywords=("y",)))
-    assert discovery.find_servers(["unix:/a"], None, timeout=1.0).env == told
+    assert find_servers(["unix:/a"], None, timeout=1.0).env == told
     del servers["unix:/a.0"]["info_keywords"]
-    assert discovery.find_servers(["unix:/a"], None, timeout=1.0).env == EnvSpec("Catch")
+    assert find_servers(["unix:/a"], None, timeout=1.0).env == EnvSpec("Catch")
 
 
 @pytest.mark.parametrize("name", ["a,b", " a", "a\nb", "\x1b[2J", "\u2028"])
@@ -163,7 +173,7 @@ def test_info_keywords_that_are_no_columns_are_refused_with_the_address(
 ) -> None:
     servers["unix:/a.0"] = CATCH | {"info_keywords": ["x", name]}
     with pytest.raises(RunError, match=r"from unix:/a\.0 is not valid: info_keywords become col"):
-        discovery.find_servers(["unix:/a"], None, timeout=1.0)
+        find_servers(["unix:/a"], None, timeout=1.0)
 
 
 ALIKE = ["env_id", "frame_stack", "action_space", "observation_space", "options", "info_keywords"]
@@ -173,7 +183,7 @@ ALIKE = ["env_id", "frame_stack", "action_space", "observation_space", "options"
 def test_servers_of_different_environments_are_refused(servers: dict, key: str) -> None:
     servers["unix:/a.0"], servers["unix:/a.1"] = CATCH, CATCH | {key: "other"}
     with pytest.raises(RunError, match=f"must have the same environment, but their {key} is"):
-        discovery.find_servers(["unix:/a"], 8, timeout=1.0)
+        find_servers(["unix:/a"], 8, timeout=1.0)
 
 
 PLAIN = SecurityConfig(insecure=True)
@@ -182,20 +192,20 @@ PLAIN = SecurityConfig(insecure=True)
 def test_every_server_of_every_host_is_found(servers: dict) -> None:
     servers.update({f"a:{port}": CATCH | {"num_servers": 2} for port in (50, 51, 52)})
     servers.update({"b:50": CATCH | {"num_servers": 1}, "b:51": CATCH})
-    fleet = discovery.find_servers(["a:50", "b:50"], None, 1.0, PLAIN)
+    fleet = find_servers(["a:50", "b:50"], None, 1.0, PLAIN)
     assert fleet.stream_addresses == ["a:50"] * 2 + ["a:51"] * 2 + ["b:50"] * 2
     assert fleet.num_envs == 12
 
 
 def test_a_server_of_the_original_is_a_host_of_one_server(servers: dict) -> None:
     servers["a:50"] = servers["a:51"] = CATCH | {"num_servers": 0}
-    assert discovery.find_servers(["a:50"], None, 1.0, PLAIN).stream_addresses == ["a:50"] * 2
+    assert find_servers(["a:50"], None, 1.0, PLAIN).stream_addresses == ["a:50"] * 2
 
 
 def test_a_server_that_belongs_to_a_host_named_before_is_refused(servers: dict) -> None:
     servers.update({f"a:{port}": CATCH | {"num_servers": 2} for port in (50, 51)})
     with pytest.raises(UsageError, match="a:51 is on a host that is already listed"):
-        discovery.find_servers(["a:50", "a:51"], None, 1.0, PLAIN)
+        find_servers(["a:50", "a:51"], None, 1.0, PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -224,14 +234,14 @@ def test_a_run_begins_with_the_hosts_that_answer_unless_their_number_is_given(
 
     monkeypatch.setattr(discovery, "explain", explain)
     servers |= {"a:50": CATCH, "c:50": CATCH}
-    fleet = discovery.find_servers(["a:50", "b:50", "c:50"], None, 0.1, PLAIN)
+    fleet = find_servers(["a:50", "b:50", "c:50"], None, 0.1, PLAIN)
     assert list(fleet.descriptions) == ["a:50", "c:50"]
     [warning] = [record.getMessage() for record in caplog.records]
     assert warning == f"starting without the host b:50: {said}"
     with pytest.raises(RunError, match=re.escape(said)):
-        discovery.find_servers(["a:50", "b:50", "c:50"], 12, 0.1, PLAIN)
+        find_servers(["a:50", "b:50", "c:50"], 12, 0.1, PLAIN)
     with pytest.raises(RunError, match=re.escape(said)):
-        discovery.find_servers(["b:50"], None, 0.1, PLAIN)
+        find_servers(["b:50"], None, 0.1, PLAIN)
 
 
 def test_where_no_host_can_be_used_the_reason_of_each_is_said(
@@ -243,7 +253,7 @@ def test_where_no_host_can_be_used_the_reason_of_each_is_said(
 
     monkeypatch.setattr(discovery, "explain", explain)
     with pytest.raises(RunError, match="its certificate has expired"):
-        discovery.find_servers(["a:50", "b:50", "c:50"], None, 0.1, PLAIN)
+        find_servers(["a:50", "b:50", "c:50"], None, 0.1, PLAIN)
 
 
 def test_a_stop_ends_the_wait_for_hosts(servers: dict, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,15 +272,15 @@ def test_a_stop_ends_the_wait_for_hosts(servers: dict, monkeypatch: pytest.Monke
             raise RunError("the run has ended")
 
     with pytest.raises(RunError, match="the run has ended"):
-        discovery.find_servers(["a:50", "b:50"], None, 1e6, PLAIN, check_goes_on)
+        find_servers(["a:50", "b:50"], None, 1e6, PLAIN, check_goes_on)
 
 
 def test_another_number_of_environments_on_hosts_is_refused(servers: dict) -> None:
     servers.update({"a:50": CATCH, "b:50": CATCH})
-    assert discovery.find_servers(["a:50", "b:50"], 8, 1.0, PLAIN).num_envs == 8
+    assert find_servers(["a:50", "b:50"], 8, 1.0, PLAIN).num_envs == 8
     for number in (4, 9):
         with pytest.raises(UsageError, match=f"8 environments, but num_envs is {number}: use"):
-            discovery.find_servers(["a:50", "b:50"], number, 1.0, PLAIN)
+            find_servers(["a:50", "b:50"], number, 1.0, PLAIN)
 
 
 def test_hosts_of_different_environments_are_refused(servers: dict) -> None:
@@ -278,13 +288,13 @@ def test_hosts_of_different_environments_are_refused(servers: dict) -> None:
     with pytest.raises(
         RunError, match="a:50 and b:50 must have the same environment, but their env_id is"
     ):
-        discovery.find_servers(["a:50", "b:50"], None, 1.0, PLAIN)
+        find_servers(["a:50", "b:50"], None, 1.0, PLAIN)
 
 
 def test_learners_share_out_the_streams_so_that_each_belongs_to_one(servers: dict) -> None:
     """A stream that is in no share would stand still, and one in two would play twice."""
     servers.update({f"unix:/a.{i}": CATCH for i in range(5)})
-    fleet = discovery.find_servers(["unix:/a"], 20, timeout=1.0)
+    fleet = find_servers(["unix:/a"], 20, timeout=1.0)
     shares = [fleet.share(rank, 3) for rank in range(3)]
     assert [len(share.stream_addresses) for share in shares] == [3, 3, 4]
     together = [address for share in shares for address in share.stream_addresses]
@@ -295,7 +305,7 @@ def test_learners_share_out_the_streams_so_that_each_belongs_to_one(servers: dic
 
 def test_fewer_streams_than_learners_are_refused_with_both_numbers(servers: dict) -> None:
     servers["unix:/a.0"] = CATCH
-    fleet = discovery.find_servers(["unix:/a"], None, timeout=0.1)
+    fleet = find_servers(["unix:/a"], None, timeout=0.1)
     assert fleet.share(1, 2).stream_addresses == ["unix:/a.0"]
     with pytest.raises(
         UsageError, match="3 learners need one stream .* the servers have 2 streams"
@@ -305,7 +315,7 @@ def test_fewer_streams_than_learners_are_refused_with_both_numbers(servers: dict
 
 def test_a_fleet_is_told_to_other_learners_as_json(servers: dict) -> None:
     servers.update({f"unix:/a.{i}": CATCH for i in range(2)})
-    fleet = discovery.find_servers(["unix:/a"], 8, timeout=1.0)
+    fleet = find_servers(["unix:/a"], 8, timeout=1.0)
     told = discovery.fleet_of(json.loads(json.dumps(fleet.descriptions)))
     for name in ("env", "observation_space", "action_space", "stream_addresses", "envs_per_stream"):
         assert getattr(told, name) == getattr(fleet, name)

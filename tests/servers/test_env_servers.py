@@ -30,8 +30,10 @@ class Process:
 
     started: list[Process]
 
-    def __init__(self, name: str, module: str, arguments: Any, on_report: Any, on_end: Any) -> None:
-        self.pid = len(self.started)
+    def __init__(
+        self, name: str, module: str, arguments: Any, on_report: Any, on_end: Any, environment: Any
+    ) -> None:
+        self.pid, self.environment = len(self.started), environment
         self.address, self._on_report, self.dies = arguments["address"], on_report, on_end
         self.ended = False
         self.given_up: list[str] = []
@@ -62,6 +64,15 @@ def two_servers(folder: Path) -> tuple[EnvServers, Supervisor]:
     supervisor = Supervisor()
     addresses = [f"unix:{folder}/a.{i}" for i in range(2)]
     return EnvServers(supervisor, EnvSpec("Catch"), [PLAN, PLAN], addresses), supervisor
+
+
+def test_servers_share_the_cores(
+    started: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(env_servers, "available_cores", lambda: 6)
+    two_servers(tmp_path)
+    assert [each.environment["OMP_NUM_THREADS"] for each in started] == ["3", "3"]
 
 
 def test_where_one_cannot_be_started_the_others_end(

@@ -21,7 +21,7 @@ from libtorchbeast import Credentials
 from torchbeast import envs
 from torchbeast.errors import RunError
 from torchbeast.servers.config import SecurityConfig
-from torchbeast.servers.discovery import find_servers
+from torchbeast.servers.discovery import Asking, find_servers
 from torchbeast.servers.security import silence_grpc
 
 FOREVER = 100.0  # s, for which no test waits
@@ -57,7 +57,7 @@ def found(address: str, timeout: float = FOREVER, **files: str) -> int:
     """Returns how many environments a learner with these files finds."""
     insecure = {} if files else {"insecure": True}
     security = SecurityConfig(**files, **insecure)
-    return find_servers([address], None, timeout, security).num_envs
+    return find_servers([address], None, Asking(timeout, security)).num_envs
 
 
 def test_a_learner_finds_servers_over_tls_and_over_plain_tcp(keys: Keys, tcp: str) -> None:

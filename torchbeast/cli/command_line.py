@@ -42,7 +42,15 @@ from torchbeast.cli import resuming
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.cli.resuming import kinds
 from torchbeast.collect.config import ActorsConfig, usual_batch_size
-from torchbeast.core.algos.config import OTHER_NAMES, SHAPES, Shape, recorded, usual_of, with_values
+from torchbeast.core.algos.config import (
+    OTHER_NAMES,
+    SHAPES,
+    Shape,
+    check_recorded,
+    recorded,
+    usual_of,
+    with_values,
+)
 from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, spelt
 from torchbeast.core.base.checks import names_with
 from torchbeast.core.base.specs import SpecError
@@ -170,7 +178,7 @@ def parse(
         raise UsageError(_about_unknown(unknown, [*flag_names(flags_type), *known]))
     if isinstance(parsed, LearnerFlags):
         _check_replay(parsed, words)
-        check_recorded(flatten(parsed.algorithm))
+        check_recorded(flatten(parsed.algorithm), "--")
     return parsed
 
 
@@ -291,7 +299,11 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     if not issubclass(flags_type, LearnerFlags):
         return flags_type, tyro.MISSING_NONPROP
     of_preset = zoo.chosen_settings(resuming.given(words, "--preset"))  # it may print and exit
-    of_preset = _for_network(_without_served(flags_type, of_preset), words)
+    # The environment stays, because the servers must serve the environment of the preset.
+    by_servers = names_with("served", flags_type) - {"env"}
+    of_preset = _without(by_servers, of_preset)
+    if ":" in (resuming.given(words, "--model") or ""):  # a class in place of the preset's network
+        of_preset = _without({"model_kwargs", "shared_body"}, of_preset)
     # It may print where the settings of the run come from.
     with lossy_output(), refusing_paths("use another --savedir or --xpid"):
         recorded = resuming.recorded_settings(words)
@@ -305,21 +317,10 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     in_pool &= not any(resuming.given(words, flag) for flag in _BOUNDS)
     usual = {} if resuming.is_test(words) else usual_of(config, in_pool)
     of_run = resuming.usable(complete_type, recorded, words)
-    values = {**_without_served(flags_type, usual), **of_run, **of_preset, **chosen}
+    values = {**_without(by_servers, usual), **of_run, **of_preset, **chosen}
     values = _with_followers(values, usual, words, flag_names(complete_type))
     resuming.check_environment(words, values, recorded)
     return complete_type, _with_usual_batch(with_values(complete_type(), values), values, words)
-
-
-def _for_network(of_preset: Mapping[str, Any], words: Sequence[str]) -> Mapping[str, Any]:
-    """Returns a preset's settings without those of its network, if the command names a class."""
-    if ":" not in (resuming.given(words, "--model") or ""):
-        return of_preset
-    return {
-        name: value
-        for name, value in of_preset.items()
-        if name not in ("model_kwargs", "shared_body")
-    }
 
 
 _BOUNDS = ("--num_buffers", "--num_workers", "--num_servers")  # of the number of environments
@@ -423,27 +424,9 @@ def _check_names(flags_type: type[LearnerFlags], name: str, config: type) -> Non
         )
 
 
-def check_recorded(settings: Mapping[str, Any]) -> None:
-    """Raises UsageError for a setting that a checkpoint cannot record."""
-    for name, value in settings.items():
-        try:
-            json.dumps(value)
-        except TypeError as error:
-            raise UsageError(
-                f"--{name} has a value that JSON cannot represent, {value!r}: make it a number, "
-                "string or boolean, or None, or a list, tuple or mapping of these"
-            ) from error
-
-
-def _without_served(
-    flags_type: type[LearnerFlags], settings: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    """Returns the settings, except the ones that the servers decide.
-
-    The environment stays, because the servers must serve the environment of the preset.
-    """
-    by_servers = names_with("served", flags_type) - {"env"}
-    return {name: value for name, value in settings.items() if name not in by_servers}
+def _without(names: Collection[str], settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the settings that do not have these names."""
+    return {name: value for name, value in settings.items() if name not in names}
 
 
 def _algorithm(words: Sequence[str], decided: Mapping[str, Any]) -> str:

@@ -143,7 +143,9 @@ def usable(
     values = {}
     for name, kind in kinds(flags_type):
         if name in recorded and name not in left_out:
-            value = tuple(recorded[name]) if isinstance(recorded[name], list) else recorded[name]
+            value = recorded[name]
+            if isinstance(value, list) and not _is_of(kind, value):
+                value = tuple(value)  # JSON has no tuples
             if _is_of(kind, value) and (name, value) != ("env", "unknown"):
                 values[name] = value
     return values

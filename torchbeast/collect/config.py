@@ -46,8 +46,8 @@ class ActorsConfig(Settings):
     num_envs: int | None = setting(None, bounds=(at_least, 1))
     """Total number of environments. More environments make larger inference batches, but use more
     memory. Default: 16 per worker (one worker per core); more than four workers have 8, 4, 2 or 1
-    each, to stay within 64 in total if possible. EnvPool tasks: 256, or 64 with ppo. A resumed run
-    keeps its number."""
+    each, to stay within 64 in total if possible. EnvPool tasks: 256 with impala and laser,
+    64 with ppo. A resumed run keeps its number."""
 
     of_processes: ClassVar[str] = "num_workers"
     """Name of the field with the number of processes that step the environments, if any."""

@@ -167,17 +167,19 @@ class CollectionPlan:
 
 
 def describe_lost_streams(streams: Sequence[LostStream], live: int) -> str:
-    """Describes the lost streams, while `live` others play, or returns ""."""
-    if not streams:
-        return ""
+    """Describes the lost streams, at least one, while `live` others play."""
     is_all = not live and len(streams) > 1
     count = f"all {len(streams)}" if is_all else f"{len(streams)} of {len(streams) + live}"
     ago = since(streams).removeprefix("lost ").removeprefix("lost, ")
     where = first_of(list(dict.fromkeys(stream.where for stream in streams)))
     why = max(streams, key=lambda stream: stream.seconds).why  # of the stream that was lost first
+    lost = f"Lost {count} streams ({ago}): {where}{f' ({why})' if why else ''}; reconnecting"
+    if (short := shortage_of(streams)) is None:
+        return lost
     return (
-        f"Lost {count} streams ({ago}): {where}{f' ({why})' if why else ''}; reconnecting"
-        f"{_end(streams)}"
+        f"{lost}. Giving up in {short.seconds:.0f} s unless at least "
+        f"{counted(short.needed, 'stream')}{short.of} {'is' if short.needed == 1 else 'are'} "
+        f"connected (--min_streams). Connected now: {short.connected}"
     )
 
 
@@ -185,18 +187,6 @@ def shortage_of(streams: Sequence[LostStream]) -> TooFewStreams | None:
     """Returns the shortage that will end the run first, or None."""
     found = [stream.shortage for stream in streams if stream.shortage is not None]
     return min(found, key=lambda shortage: shortage.seconds, default=None)
-
-
-def _end(streams: Sequence[LostStream]) -> str:
-    """Says when the lost streams will end the run; "" if they will not."""
-    short = shortage_of(streams)
-    if short is None:
-        return ""
-    return (
-        f". Giving up in {short.seconds:.0f} s unless at least "
-        f"{counted(short.needed, 'stream')}{short.of} {'is' if short.needed == 1 else 'are'} "
-        f"connected (--min_streams). Connected now: {short.connected}"
-    )
 
 
 def since(streams: Sequence[LostStream]) -> str:

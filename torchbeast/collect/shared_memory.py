@@ -2,8 +2,8 @@
 """Shared memory: nests of numpy arrays in an anonymous file.
 
 The file does not have a name, so nothing is left behind when its processes end, for any reason. A
-child process inherits or receives the descriptor and maps the same bytes. On Linux the file is
-sealed against resizing.
+child process inherits or receives the descriptor and maps the same bytes. Where Python has
+memfd_create, the file is sealed against resizing.
 """
 
 from __future__ import annotations

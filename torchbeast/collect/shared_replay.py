@@ -185,8 +185,21 @@ class SharingAgent(ABC):
 
     _stats: ReplayStats
 
-    def __init__(self, joining: JoinRequest) -> None:
+    def __init__(self, address: str, joining: JoinRequest) -> None:
+        self._address = address
         self._fields = *joining.batch(1), "final_observation"
+
+    def _no_answer(self, seconds: float) -> RunError:
+        """Returns the error about a replay that does not answer."""
+        return RunError(f"the shared replay {self._address} has not answered for {seconds:g} s")
+
+    def _ended(self) -> RunError:
+        """Returns the error about a replay that has ended."""
+        return RunError(
+            f"the shared replay {self._address} has ended; progress is saved in the checkpoint. "
+            "Continue the sweep that started the replay. Outside a sweep, resume with another "
+            "--replay_service, or without one"
+        )
 
     def stats(self) -> ReplayStats:
         """Returns metrics of the replay, over all agents, when it was last used."""
@@ -215,15 +228,6 @@ class SharingAgent(ABC):
     @abstractmethod
     def _ask(self, method: str, argument: Any) -> Any:
         """Returns the result of this method of SharedReplay, for this agent."""
-
-
-def has_ended(address: str) -> str:
-    """Returns the error message for a shared replay that has ended."""
-    return (
-        f"the shared replay {address} has ended; progress is saved in the checkpoint. Continue the "
-        "sweep that started the replay. Outside a sweep, resume with another --replay_service, or "
-        "without one"
-    )
 
 
 class Service:
@@ -304,8 +308,7 @@ class SharedReplayClient(SharingAgent):
 
         Raises UsageError if no replay serves there, or if it refuses this agent.
         """
-        super().__init__(joining)
-        self._address = address
+        super().__init__(address, joining)
         self._closed = threading.Event()
         try:
             self._connection = Client(address, "AF_UNIX", authkey=_key(address))
@@ -333,14 +336,12 @@ class SharedReplayClient(SharingAgent):
         try:
             self._connection.send((method, argument))
             if not self._connection.poll(_ANSWER_S):
-                raise RunError(
-                    f"the shared replay {self._address} has not answered for {_ANSWER_S} s"
-                )
+                raise self._no_answer(_ANSWER_S)
             answer = self._connection.recv()
         except (OSError, EOFError) as error:
             if self._closed.is_set():
                 raise ReplayClosed from None
-            raise RunError(has_ended(self._address)) from error
+            raise self._ended() from error
         if isinstance(answer, Exception):
             raise answer
         return answer

@@ -54,7 +54,7 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.fleets.fleet import Fleet, LocalFleet, Worker, WorkerLocation, WorkerLost, error_in
 from torchbeast.fleets.supervisor import RestartPolicy, Restarts, Supervisor
-from torchbeast.fleets.system import uninterrupted
+from torchbeast.fleets.system import allow_descriptors, limit_kept, uninterrupted
 from torchbeast.fleets.waiting import WAIT_S, running_time
 from torchbeast.seeds import seed_of
 
@@ -78,6 +78,8 @@ _DOING = {
 
 _HANG_S = 600.0
 """Longest time in one stage of `_DOING`. PolyBeast has the same limit for one step."""
+_FILES_OF_A_WORKER = 6  # pipes and socket of its process, and its slots, which mmap opens again
+_OTHER_FILES = 200
 
 
 class FleetSource:
@@ -114,19 +116,24 @@ class FleetSource:
         self._options: Mapping[str, Any] | None = None  # for the resets of environments
         self._is_told = threading.Event()  # set: the dispatcher knows that there are newer weights
         self._restarts = Restarts(_log)
-        in_use = 1 + learner.batches_at_once  # one is in preparation
-        num_batches = in_use + actors.batches_ahead(self._batch_size)
+        # One is in preparation.
+        num_batches = 1 + learner.batches_at_once + actors.batches_ahead(self._batch_size)
         self._collector = Collector(batch_buffers(learner, num_batches))
         self.num_slots = actors.slots_per_process()
         slots = self.num_slots * slot_bytes(learner.rollouts, num_envs)
         self.num_bytes = self._collector.num_bytes + slots + self._weights.num_bytes
         counts = split_evenly(num_envs, num_workers)
         first_envs = itertools.accumulate(counts, initial=0)
-        slots_of = functools.partial(SharedRollouts, learner.rollouts, num_slots=self.num_slots)
         self._actors = [
-            _Actor(index, slots_of(count) if fleet.shares_memory else None, count, first, self)
+            _Actor(index, count, first, self)
             for index, (count, first) in enumerate(zip(counts, first_envs, strict=False))
         ]
+
+    def new_slots(self, num_envs: int) -> SharedRollouts | None:
+        """Returns the slots of a worker, in shared memory; None: it returns arrays instead."""
+        if not self._fleet.shares_memory:
+            return None
+        return SharedRollouts(self._learner.rollouts, num_envs, self.num_slots)
 
     def start(self, supervisor: Supervisor) -> None:
         """Requests workers from the fleet, and starts the threads that collect from them."""
@@ -378,18 +385,10 @@ class FleetSource:
 class _Actor:
     """A place for one worker at a time. Only events write to it, any thread may read."""
 
-    def __init__(
-        self,
-        index: int,
-        slots: SharedRollouts | None,
-        num_envs: int,
-        first_env: int,
-        source: FleetSource,
-    ) -> None:
-        """slots: shared memory of the slots; None: workers return arrays."""
+    def __init__(self, index: int, num_envs: int, first_env: int, source: FleetSource) -> None:
         self.index = index
         self.num_envs, self.first_env = num_envs, first_env
-        self.slots, self._source = slots, source
+        self.slots, self._source = source.new_slots(num_envs), source
         self.name = f"worker {index}"
         self.restart_policy = RestartPolicy()
         self.incarnation = 0
@@ -511,7 +510,9 @@ class FleetCollection(CollectionPlan):
         return SharedWeights(model, version, ring_size(self.fixed_lag))
 
     def source(self, learner: LearnerInfo, env: EnvSpec, ending: ExitStack) -> FleetSource:
-        """Makes the source; `ending` ends the fleet."""
+        """Makes the source; `ending` ends the fleet, and restores the limit of open files."""
+        ending.enter_context(limit_kept())
+        allow_descriptors(_FILES_OF_A_WORKER * self.processes + _OTHER_FILES)
         fleet = ending.enter_context(self.make_fleet())
         return FleetSource(learner, env, fleet, self)
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -211,10 +210,11 @@ def opened(address: RingAddress, model: nn.Module) -> SharedWeights | None:
         return None
 
 
-class _Newest(ABC):
+class _Newest:
     """The newest version of the weights. One thread replaces it, any number of threads read it."""
 
-    _newest: tuple[int, Any]  # the version and its weights, replaced in one assignment
+    # The version, and what loads its weights into a model; replaced in one assignment.
+    _newest: tuple[int, Callable[[nn.Module], object]]
 
     @property
     def version(self) -> int:
@@ -227,30 +227,23 @@ class _Newest(ABC):
         held: the version that `replica` holds; None: unknown. Raises LookupError if `wanted` is not
         the newest version.
         """
-        version, weights = self._newest
+        version, load = self._newest
         if wanted not in (None, version):
             raise LookupError(f"version {wanted} is not the newest one, {version}")
         if version != held:
-            self._load(replica, weights)
+            load(replica)
         return version
-
-    @abstractmethod
-    def _load(self, replica: nn.Module, weights: Any) -> None:
-        """Loads weights into a model."""
 
 
 class SentWeights(_Newest):
     """The newest weights that a worker has received. Any thread receives, one thread acts."""
 
     def __init__(self) -> None:
-        self._newest = 0, np.empty(0)
+        self.receive(0, np.empty(0))  # which cannot be loaded
 
     def receive(self, version: int, weights: Packed) -> None:
         """Replaces the newest weights."""
-        self._newest = version, weights
-
-    def _load(self, replica: nn.Module, weights: Packed) -> None:
-        replica.load_state_dict(unpacked(weights, replica))
+        self._newest = version, lambda replica: replica.load_state_dict(unpacked(weights, replica))
 
 
 @torch.no_grad()
@@ -261,13 +254,6 @@ def packed(model: nn.Module) -> Packed:
     for name, tensor in model.state_dict().items():
         views[name].copy_(tensor)
     return found
-
-
-class Snapshot(NamedTuple):
-    """An immutable copy of the weights."""
-
-    tensors: dict[str, Tensor]
-    written: torch.cuda.Event | None  # recorded after the copy on the GPU; None: CPU
 
 
 class PublishedWeights(_Newest):
@@ -284,15 +270,14 @@ class PublishedWeights(_Newest):
         if any(tensor.is_cuda for tensor in tensors.values()):
             written = torch.cuda.Event()  # type: ignore[no-untyped-call]
             written.record()
-        self._newest = version, Snapshot(tensors, written)
 
-    def _load(self, replica: nn.Module, weights: Snapshot) -> None:
-        """Loads a snapshot; the reader's CUDA stream waits for the copy and keeps its memory
-        alive.
-        """
-        if weights.written is not None:
-            weights.written.wait()
-        replica.load_state_dict(weights.tensors)
-        for tensor in weights.tensors.values():
-            if tensor.is_cuda:
-                tensor.record_stream(torch.cuda.current_stream(tensor.device))
+        def load(replica: nn.Module) -> None:
+            """The reader's CUDA stream waits for the copy, and keeps its memory alive."""
+            if written is not None:
+                written.wait()
+            replica.load_state_dict(tensors)
+            for tensor in tensors.values():
+                if tensor.is_cuda:
+                    tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+        self._newest = version, load

@@ -140,7 +140,7 @@ class RolloutWorker(FleetWorker):
             self.load(sent)
         self._arguments, self._loop = arguments, loop
         if self._options is not None:  # newer ones came during the start
-            loop.set_options(self._options)
+            give_options(loop.env, self._options)
         sizes = arguments["num_envs"], arguments["num_slots"]
         self._rollouts = SharedRollouts(rollouts, *sizes, arguments["slots"])
         weights = self._sent if ring is None else ring
@@ -180,7 +180,7 @@ class RolloutWorker(FleetWorker):
         """Gives the environments options for their next resets."""
         self._options = options
         if self._loop is not None:
-            self._loop.set_options(options)
+            give_options(self._loop.env, options)
 
     def activity(self) -> ActivityReport:
         """Returns the current stage and the totals since the start."""

@@ -3,7 +3,7 @@
 
 | env_id | is |
 | --- | --- |
-| `Mock` | constant cost and known content, in the shape of an Atari game (`mock.py`) |
+| `Mock` | constant cost and known content, in the shape of an Atari game (`toy.py`) |
 | `Catch`, `Memory`, `Dials`, `BitFlip` | toy tasks that are learnt in seconds (`toy.py`) |
 | `PongNoFrameskip-v4`, `Pong-v4`, `ALE/Pong-v5` | Atari games (`atari.py`, docs/how-to/atari.md) |
 | `MinAtar/Breakout-v1` | a small Atari-like game (`minatar.py`) |

@@ -24,7 +24,8 @@ class _Toy(OwnVecEnv, ABC):
     action_space: Discrete | MultiDiscrete
 
     def __init__(self, num_envs: int, episode_length: int) -> None:
-        self.num_envs, self._episode_length = num_envs, episode_length
+        self.env_id, self.num_envs = type(self).__name__, num_envs
+        self._episode_length = episode_length
         self._time = np.zeros(num_envs, np.int64)  # steps of the episodes
 
     def reset(self, seed: int) -> ArrayNest:
@@ -72,8 +73,6 @@ class Catch(_Toy):
     lost one; else 0. The mean return is about -0.6 for random actions and 1 for the best policy.
     """
 
-    env_id = "Catch"
-
     def __init__(self, num_envs: int, rows: int = 10, columns: int = 5) -> None:
         _check_at_least(2, rows=rows)
         _check_at_least(1, columns=columns)
@@ -110,8 +109,6 @@ class Memory(_Toy):
     Reward: with the last action, 1 for the right answer and -1 for the wrong one; else 0.
     """
 
-    env_id = "Memory"
-
     def __init__(self, num_envs: int, episode_length: int = 8) -> None:
         _check_at_least(2, episode_length=episode_length)
         super().__init__(num_envs, episode_length)
@@ -142,7 +139,6 @@ class Dials(_Toy):
     for a policy that sets one dial at random and the others right, and 1 for the best policy.
     """
 
-    env_id = "Dials"
     positions = (3, 4, 5)
 
     def __init__(self, num_envs: int) -> None:
@@ -170,8 +166,6 @@ class BitFlip(_Toy):
     the bits, and desired_goal. Bits and goal are random at first, and differ. Reward: 0 with the
     step that reaches the goal, which ends the episode, else -1. After `bits` steps it is truncated.
     """
-
-    env_id = "BitFlip"
 
     def __init__(self, num_envs: int, bits: int = 10) -> None:
         _check_at_least(1, bits=bits)
@@ -235,8 +229,6 @@ class Mock(_Toy):
     Every byte of an observation is (seed of the environment + step of the episode) % 256, every
     reward is 1, and every episode ends after episode_length steps.
     """
-
-    env_id = "Mock"
 
     def __init__(self, num_envs: int, episode_length: int = 200) -> None:
         _check_at_least(1, episode_length=episode_length)

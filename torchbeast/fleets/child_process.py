@@ -291,7 +291,17 @@ def follow_parent() -> None:
     forks or starts do not ignore these signals. They are killed when this process ends, usually by
     the parent, or here if the parent is gone.
     """
-    _ignore_signals()
+    before = {  # handlers, because programs that it starts would inherit SIG_IGN
+        number: signal.signal(number, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    os.register_at_fork(after_in_child=restore)
     atexit.register(_kill_group_of_orphan)
 
 
@@ -305,22 +315,6 @@ def _kill_group_of_orphan() -> None:
     """Kills this process and all that it forked, if its parent is gone (nobody reads stdout)."""
     if is_lost(2, pipes=True) and os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
-
-
-def _ignore_signals() -> None:
-    numbers = [
-        number
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) != signal.SIG_IGN
-    ]
-    # a handler, because programs that it starts would inherit SIG_IGN
-    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    os.register_at_fork(after_in_child=restore)
 
 
 def take_stdout() -> SendReport:

@@ -309,11 +309,12 @@ class Restarts:
         supervisor: of the run; set it before the first worker starts.
     """
 
-    def __init__(self, log: logging.Logger, supervisor: Supervisor | None = None) -> None:
+    supervisor: Supervisor
+
+    def __init__(self, log: logging.Logger) -> None:
         """log: receives a warning for every replaced worker."""
         self.closed = threading.Event()
         self.replaced = 0
-        self.supervisor = supervisor
         self._log = log
         self._any_works = False
         self._lock = threading.RLock()  # a failure of `worker.start` may close, in the same thread
@@ -337,12 +338,12 @@ class Restarts:
         with self._lock:
             if self.closed.is_set():
                 return
-        if not (worker.restart_policy.may_pass(error) and self._any_works):
-            self._fail(worker, error)
-        elif failure := worker.restart_policy.too_many(error):
-            self._fail(worker, failure)
-        else:
+        may_pass = worker.restart_policy.may_pass(error) and self._any_works
+        failure = worker.restart_policy.too_many(error) if may_pass else error
+        if failure is None:
             self.replace(worker, error)
+        else:
+            self.supervisor.fail(worker.name, failure)
 
     def replace(self, worker: Restartable, error: Exception) -> None:
         """Replaces a worker, unless closed. Waits first if the last one could not start."""
@@ -364,7 +365,3 @@ class Restarts:
         """Stops replacing workers. May be called again."""
         with self._lock:
             self.closed.set()
-
-    def _fail(self, worker: Restartable, error: Exception) -> None:
-        assert self.supervisor is not None
-        self.supervisor.fail(worker.name, error)

@@ -230,8 +230,8 @@ class Learner(RunningLearner):
                     lambda: folder.finish(supervisor.failure is None, supervisor.reason == DONE)
                 )
                 self._run = LearnerRun(plan, Session(supervisor, folder), resumed)
-                training = self._run.training(self._callbacks.entries, own)
-                self._hold(self._run.earlier, ending.enter_context(training))
+                training = self._run.training(self._callbacks.entries, ending, own)
+                self._hold(self._run.earlier, training)
                 ending.callback(supervisor.stop, "the learner was closed")
         except BaseException:
             self._finalizer()
@@ -271,8 +271,10 @@ class Learner(RunningLearner):
         return self._thread
 
     def _test_envs(self, num_episodes: int) -> AbstractContextManager[VecEnv]:
-        envs = self.scheme.test_envs_factory or self.scheme.train_envs_factory
-        if isinstance(spec := envs.env_kwargs.get("env"), EnvSpec):  # its shares are for training
+        tests = self.scheme.test_envs_factory
+        envs = tests or self.scheme.train_envs_factory
+        spec = envs.env_kwargs.get("env")
+        if tests is None and isinstance(spec, EnvSpec):  # its shares are for training
             kwargs = {**envs.env_kwargs, "env": spec.with_shares()}
             envs = dataclasses.replace(envs, env_kwargs=kwargs)
         multiple = envs.num_agents * num_tasks(envs.single_frame_space)

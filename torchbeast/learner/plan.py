@@ -223,7 +223,9 @@ def _ray_fleet(
     from torchbeast.on_ray.fleet import LEARNER, RayFleet
 
     name = f"learner-{secrets.token_hex(4)}"  # no two fleets on a cluster have the same
-    fleet = RayFleet(config, name, spec.is_factory, LEARNER, actors)
+    names = scheme.actor_factory.spec.name, name_of(scheme.algo_factory.algo)
+    has_own_code = spec.is_factory or any(":" in each for each in names)
+    fleet = RayFleet(config, name, has_own_code, LEARNER, actors)
     try:
         check_room(fleet.room(), _groups(scheme))
     except BaseException:

@@ -91,13 +91,6 @@ def connected_ray() -> Any | None:
     return ray if ray is not None and ray.is_initialized() else None
 
 
-def address_in_use(ray: Any) -> str:
-    """Returns the address of this process's cluster; CLIENT if it is connected from outside."""
-    from ray.util.client import ray as client
-
-    return CLIENT if client.is_connected() else str(ray.get_runtime_context().gcs_address)
-
-
 def _check_reachable(address: str, said_in: str, start: str) -> None:
     """Raises RunError if nobody listens at HOST:PORT; Ray itself would wait for minutes."""
     host, _, port = address.removeprefix(CLIENT).rpartition(":")

@@ -40,7 +40,6 @@ from torchbeast.on_ray.config import CLIENT, Node, RayConfig, Room
 from torchbeast.on_ray.connection import (
     FULL,
     RESUME,
-    address_in_use,
     connected,
     connected_ray,
     end_with,
@@ -301,6 +300,8 @@ class RayFleet(AbstractContextManager["RayFleet"]):
 
     def _use(self, ray: Any) -> None:
         """Uses the connection that the caller has made, and keeps it at the end."""
+        from ray.util.client import ray as client
+
         if self._config.address is not None or self._user.environment:
             raise UsageError(
                 "Ray is initialised in this process already: call ray.shutdown() first, or remove "
@@ -312,7 +313,7 @@ class RayFleet(AbstractContextManager["RayFleet"]):
                 "first, or call ray.init() before both"
             )
         self._ray = ray
-        self._address = address_in_use(ray)
+        self._address = CLIENT if client.is_connected() else self.cluster
 
     def _connect(self, own_code: bool, opened: ExitStack) -> None:
         """Joins the cluster at the address, or starts Ray here."""

@@ -26,13 +26,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from typing import Any
 
 from torchbeast.collect.replay import JoinRequest, Replay, ReplayClosed
-from torchbeast.collect.shared_replay import (
-    Served,
-    SharedReplay,
-    SharedReplayClient,
-    SharingAgent,
-    has_ended,
-)
+from torchbeast.collect.shared_replay import Served, SharedReplay, SharedReplayClient, SharingAgent
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.waiting import waiting_for
 from torchbeast.on_ray.connection import (
@@ -82,8 +76,7 @@ class RayReplayClient(SharingAgent):
 
         Raises UsageError if it does not exist, or if it refuses this agent.
         """
-        super().__init__(joining)
-        self._address = ON_RAY + name
+        super().__init__(ON_RAY + name, joining)
         self._closed: concurrent.futures.Future[None] = concurrent.futures.Future()
         try:
             self._actor = import_ray().get_actor(name, namespace=_NAMESPACE)
@@ -119,9 +112,7 @@ class RayReplayClient(SharingAgent):
         if self._closed.done():
             raise ReplayClosed
         if not result.done():
-            raise RunError(
-                f"the shared replay {self._address} has not answered for {_ANSWER_S:g} s"
-            )
+            raise self._no_answer(_ANSWER_S)
         if (failure := result.exception()) is not None:
             raise self._failure(failure) from None
         return result.result()
@@ -136,7 +127,7 @@ class RayReplayClient(SharingAgent):
             cause: Exception = error.cause
             return cause if isinstance(cause, (ValueError, RunError)) else RunError(str(error))
         if isinstance(error, exceptions.RayActorError):
-            return RunError(has_ended(self._address))
+            return self._ended()
         return RunError(f"the shared replay {self._address}: {first_sentence(error)}")
 
 

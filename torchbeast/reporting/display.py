@@ -27,7 +27,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.segment import ControlType, Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from torchbeast.collect.contract import LostStream, since
@@ -175,10 +175,8 @@ def line_of(cells: Mapping[str, str]) -> str:
 
 def table_of(title: str, columns: Iterable[str]) -> Table:
     """Returns an empty table of metrics."""
-    table = Table(title=escape(title), title_justify="left")
-    for name in columns:
-        table.add_column(name, justify="right")
-    return table
+    headers = [Column(name, justify="right") for name in columns]
+    return Table(*headers, title=escape(title), title_justify="left")
 
 
 def print_table(table: Table) -> None:
@@ -371,11 +369,8 @@ def _bar(cells: Mapping[str, str], shown: Shown) -> Table:
     elif not math.isnan(shown.took):
         left = f"in {clock(shown.took)}"
     steps = f"{step:>{len(f'{total:,}')},} of {total:,} steps"
-    line = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    line.add_column(no_wrap=True)
-    line.add_column(ratio=1)
-    line.add_column(no_wrap=True)
-    line.add_column(no_wrap=True)
+    columns = Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True), Column(no_wrap=True)
+    line = Table.grid(*columns, padding=(0, 2, 0, 0), expand=True)
     line.add_row(f"{min(1.0, step / total):4.0%}", ProgressBar(total, step), steps, left)
     return line
 

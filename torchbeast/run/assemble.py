@@ -105,18 +105,20 @@ class LearnerConfig:
         earlier run, because its checkpoint has the statistics of returns or lacks them.
 
         recorded: the earlier run's settings, by the names of flags; {} without one. Raises
-        UsageError if popart is on and the earlier run was without it.
+        UsageError if popart is on and the earlier run was without it, or if rewards are clipped and
+        the earlier run normalised returns.
         """
         algorithm = self.algorithm
         if recorded and getattr(algorithm, "popart", False) and not recorded.get("popart"):
             raise UsageError("popart cannot be added to a run: remove popart, or begin a new run")
         if not isinstance(algorithm, IMPALAConfig) or algorithm.normalise_returns is not None:
             return self
-        found = recorded.get("normalise_returns")
+        found = recorded.get("normalise_returns", False if recorded else None)  # older runs lack it
         if found is None:
             found = algorithm.reward_clipping == "none" and algorithm.reward_scale == 1.0
             found = found and not algorithm.popart
-        algorithm = replace(algorithm, normalise_returns=found)
+        with as_usage_error():  # of a reward clipping that does not fit the earlier run's decision
+            algorithm = replace(algorithm, normalise_returns=found)
         return replace(self, algorithm=algorithm)
 
 

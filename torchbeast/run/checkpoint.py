@@ -15,6 +15,7 @@ observation_space  action_space           of one environment, before frames are 
 frame_stack                               number of frames in a stack
 rng                                       torch's random generators
 callbacks                                 states of the run's callbacks, by name
+env_options                               what the environments were given last, if anything
 
 The file is a zip archive, as torch.save has written since PyTorch 1.6, in which every record has a
 CRC-32. torch.load ignores these checksums; `load` verifies them.
@@ -37,14 +38,13 @@ import os
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import numpy as np
 import torch
 
 from torchbeast.core.actors.contract import Agent
+from torchbeast.core.base.computing import numpys_scalars
 from torchbeast.core.base.specs import ActorSpec, kwargs_of
 from torchbeast.core.envs.spaces import space_from_json, space_to_json
 from torchbeast.core.update.optimiser_step import OptimiserStep
@@ -246,17 +246,10 @@ def _load(file: BinaryIO) -> Any:
     """Reads tensors and plain values without running any code from the file.
 
     Modules that the flags name are imported later, when environment, network and algorithm are
-    made. PolyBeast 2019 saved returns as numpy scalars, so torch must be allowed to load their
-    types.
+    made.
     """
-    allowed: AbstractContextManager[Any] = nullcontext()
-    if hasattr(torch.serialization, "safe_globals"):  # from PyTorch 2.5 on
-        scalar: Any = np.float32(0).__reduce__()[0]
-        names = [(scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
-        types = [type(np.dtype(kind)) for kind in ("bool", "int32", "int64", "float32", "float64")]
-        allowed = torch.serialization.safe_globals([*names, np.dtype, *types])
     file.seek(0)
-    with allowed:
+    with numpys_scalars():
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
@@ -286,10 +279,10 @@ def resume(optimiser_step: OptimiserStep[Any], checkpoint: Mapping[str, Any], pa
 
 
 def first_non_finite_tensor(state: Mapping[str, Any]) -> str | None:
-    """Returns the name of the first tensor of models or optimisers with NaN or infinity, if any."""
+    """Returns the name of the first tensor of models or optimisers with NaN or inf, if any."""
     for key in ("model_state_dict", "optimizer_state_dict", ALGORITHM):
         for name, tensor in _tensors(state.get(key, {}), key.removesuffix("_state_dict")):
-            if not tensor.isfinite().all():
+            if (tensor.isnan() | tensor.isposinf()).any():  # -inf may be a mask of the network
                 return name
     return None
 

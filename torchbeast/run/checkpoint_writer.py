@@ -175,4 +175,7 @@ class PastVersions:
                 checkpoints.save(path, as_version(self.agent, self._elo))
             except OSError as error:
                 why = error.strerror or error
-                raise RunError(f"no version for self-play was written to {path} ({why})") from error
+                said = f"no version for self-play was written to {path} ({why})"
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise RunError(said) from error
+                warn(f"{said}; the run continues")

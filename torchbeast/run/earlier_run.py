@@ -63,7 +63,7 @@ class EarlierRun:
     def seed(self, asked: int | None) -> int:
         """Returns the seed `asked`, or else the recorded seed, or else a random one."""
         if asked is not None:
-            return asked
+            return int(asked)
         recorded = self.recorded.get("seed")
         return secrets.randbits(31) if recorded is None else int(recorded)
 

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from torchbeast.core.algos.config import SHAPES, IMPALAConfig, recorded, schedul
 from torchbeast.core.algos.registry import DEFAULT
 from torchbeast.core.update.optimiser_step import RATE, NonFiniteError
 from torchbeast.envs.env_process import EnvProcess, Outcome, outcome_in, outcome_of
-from torchbeast.errors import UsageError
+from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.system import check_buffers, free_memory, keep_freed_memory
 from torchbeast.fleets.waiting import say
 from torchbeast.reporting.display import next_commands, summary
@@ -127,15 +127,22 @@ class LearnerRun:
             )
             self.session.supervisor.stop(DONE)  # so that hosts that dial in may end
             return
-        with closing(ProgramLearner(self._env_process, self._total_steps, callbacks)) as learner:
+        learner = ProgramLearner(self._env_process, self._total_steps, callbacks)
+        with closing(learner), ExitStack() as ending:
             self.begin()
-            with self.training(callbacks.entries) as training:
-                self._learn(training, learner)
+            self._learn(self.training(callbacks.entries, ending), learner)
 
     def _env_process(self, num_envs: int) -> EnvProcess:
         """Makes environments in a process of their own; raises UsageError or RunError."""
-        goes_on = self.session.supervisor.check_goes_on
-        return EnvProcess(self.plan.local_env(), num_envs, check_goes_on=goes_on)
+        return EnvProcess(self.plan.local_env(), num_envs, check_goes_on=self._check_may_play)
+
+    def _check_may_play(self) -> None:
+        """Raises RunError if the run has failed, or if a signal has asked for its end; at any other
+        end callbacks may still play.
+        """
+        supervisor = self.session.supervisor
+        if supervisor.failure is not None or supervisor.has_signal:
+            raise RunError("the run has ended")
 
     def _assembled(self) -> Assembled:
         """Assembles the learner, with the state of the earlier run."""
@@ -185,32 +192,27 @@ class LearnerRun:
         """Records the part of the run that begins now; call it once there is something to train."""
         self.session.folder.begin(self._recorded, self.progress.step, self._changed)
 
-    @contextmanager
-    def _source(self) -> Iterator[Source]:
+    def _source(self, ending: ExitStack) -> Source:
         """Makes the source that the plan describes, with a replay or gradient workers if the run
-        has them.
+        has them; `ending` ends them.
         """
         plan, made, seed = self.plan, self.made, self._environment_seed
-        with ExitStack() as ending:
-            if plan.gradients is not None:
-                yield plan.gradients(plan, made, seed, ending)
-                return
-            keywords = plan.env.options.info_keywords
-            learner = made.learner_info(plan.learner, keywords, seed, first_step=self.progress.step)
-            if not plan.collection.plays_ahead:
-                learner = replace(learner, batches_at_once=1)
-            free = free_memory()  # before the source allocates some
-            source = plan.collection.source(learner, plan.env, ending)
-            check_buffers(source.num_bytes, free)
-            if not plan.learner.replay.is_used:
-                yield source
-                return
-            from torchbeast.run.replay import with_replay
+        if plan.gradients is not None:
+            return plan.gradients(plan, made, seed, ending)
+        keywords = plan.env.options.info_keywords
+        learner = made.learner_info(plan.learner, keywords, seed, first_step=self.progress.step)
+        if not plan.collection.plays_ahead:
+            learner = replace(learner, batches_at_once=1)
+        free = free_memory()  # before the source allocates some
+        source = plan.collection.source(learner, plan.env, ending)
+        check_buffers(source.num_bytes, free)
+        if not plan.learner.replay.is_used:
+            return source
+        from torchbeast.run.replay import with_replay
 
-            of_run = self.session, bool(self.earlier.recorded), self._outcome
-            replay = with_replay(plan.learner, source, learner, free, *of_run, plan.join_replay)
-            with replay as (replayed, self._saved_replay):
-                yield replayed
+        run = self.session, bool(self.earlier.recorded), self._outcome, plan.join_replay
+        source, self._saved_replay = with_replay(plan.learner, source, learner, free, *run, ending)
+        return source
 
     def _outcome(self) -> Outcome:
         """Returns the function that computes rewards of other goals in the run's environment;
@@ -255,15 +257,16 @@ class LearnerRun:
             if training.rows.count or supervisor.failure is None:
                 self._say_end(training)
 
-    @contextmanager
     def training(
         self,
         also_saved: Callable[[], Mapping[str, Any]],
+        ending: ExitStack,
         own: AbstractContextManager[Any] = nullcontext(),  # noqa: B008 - stateless
-    ) -> Iterator[Training]:
+    ) -> Training:
         """Makes the source, opens the logs, and makes the loop of the run with its consumers.
 
-        also_saved: called for every checkpoint; returns further entries. own: see Training.
+        also_saved: called for every checkpoint; returns further entries. ending: ends source and
+        logs. own: see Training.
         """
         made, plan, folder, step = self.made, self.plan, self.session.folder, self.progress.step
         labels = checkpoints.labels(made.agent, self._recorded)
@@ -273,29 +276,30 @@ class LearnerRun:
         trace = plan.learner.hardware.write_profiler_trace
         run = LoggedRun(folder=folder.path, settings=self._recorded, step=step)
         loggers = () if step >= self._total_steps else plan.loggers  # none if it is complete
-        with self._source() as source, closing(Logs(loggers, run)) as log:
-            if self._replica is not None:
-                from torchbeast.run.replicas import RankedLearner
+        source = self._source(ending)
+        log = ending.enter_context(closing(Logs(loggers, run)))
+        if self._replica is not None:
+            from torchbeast.run.replicas import RankedLearner
 
-                source = RankedLearner(source, self._replica, made.optimiser_step)
-            if plan.gradients is not None or self._replica is not None:
-                joint: Any = source  # a JointLearner, which updates too
-                made = replace(made, optimiser_step=joint)
-            training = Training(
-                source=source,
-                made=made,
-                supervisor=self.session.supervisor,
-                rows=Rows(source, log, self.progress, plan.env.options.info_keywords),
-                writer=CheckpointWriter(
-                    folder, labels, plan.checkpoints, self._saved_replay, also_saved
-                ),
-                stops_at=stops_at,
-                learns_all=self._replica is not None,
-                own=own,
-                trace=folder.path / "trace.json" if trace else None,
-            )
-            training.consumers = [*self._consumers(training)]
-            yield training
+            source = RankedLearner(source, self._replica, made.optimiser_step)
+        if plan.gradients is not None or self._replica is not None:
+            joint: Any = source  # a JointLearner, which updates too
+            made = replace(made, optimiser_step=joint)
+        training = Training(
+            source=source,
+            made=made,
+            supervisor=self.session.supervisor,
+            rows=Rows(source, log, self.progress, plan.env.options.info_keywords),
+            writer=CheckpointWriter(
+                folder, labels, plan.checkpoints, self._saved_replay, also_saved
+            ),
+            stops_at=stops_at,
+            learns_all=self._replica is not None,
+            own=own,
+            trace=folder.path / "trace.json" if trace else None,
+        )
+        training.consumers = [*self._consumers(training)]
+        return training
 
     def _consumers(self, training: Training) -> Iterator[Consumer]:
         """Yields what gets each row after the log."""

@@ -43,7 +43,6 @@ from torchbeast.run.checkpoint_writer import REPLAY
 from torchbeast.seeds import seed_of
 
 
-@contextmanager
 def with_replay(
     config: LearnerConfig,
     online: Source,
@@ -53,29 +52,27 @@ def with_replay(
     is_resumed: bool,
     outcome: Callable[[], Outcome],
     join: Join | None,
-) -> Iterator[tuple[Source, RolloutStore | None]]:
+    ending: ExitStack,
+) -> tuple[Source, RolloutStore | None]:
     """Puts a replay behind the source of a run: its own replay, or one that agents share.
 
-    Yields the source with the replay, and the replay if it is to be saved. free: bytes of memory
+    Returns the source with the replay, and the replay if it is to be saved. free: bytes of memory
     that were free before the online source was made. session: of the run. outcome: see make_replay.
-    join: joins the replay that agents share.
+    join: joins the replay that agents share, which `ending` leaves.
     """
     agent, at_once = learner.rollouts.agent, learner.batches_at_once
     folder, of_run = session.folder.path, (config, learner.rollouts, learner.seed)
     if join is not None:
-        with joined_replay(*of_run, folder.name, join) as shared:
-            session.supervisor.on_close(shared.close)
-            yield mixed_source(online, shared, config, agent, at_once), None
-        return
+        shared = ending.enter_context(joined_replay(*of_run, folder.name, join))
+        session.supervisor.on_close(shared.close)
+        return mixed_source(online, shared, config, agent, at_once), None
     store = make_replay(*of_run, online.num_bytes, free, outcome)
     if is_resumed:
         resume_replay(store, folder, config.replay.checkpoint_replay)
-    source: Source
+    saved = store if config.replay.checkpoint_replay else None
     if config.learns_from_transitions:
-        source = transition_source(online, store, config, learner.first_step)
-    else:
-        source = mixed_source(online, store, config, agent, at_once)
-    yield source, store if config.replay.checkpoint_replay else None
+        return transition_source(online, store, config, learner.first_step), saved
+    return mixed_source(online, store, config, agent, at_once), saved
 
 
 def make_replay(
@@ -149,6 +146,12 @@ def transition_source(
     rate = settings.updates_per_step(
         rollouts.batch_size, rollouts.unroll_length, config.total_steps
     )
+    left, missing = config.total_steps - first_step, settings.learn_start - replay.size
+    if first_step and missing >= left:
+        say(
+            f"Only one update follows: the replay collects {missing:,} steps first (learn_start), "
+            f"and {left:,} are left until total_steps. Use a smaller learn_start, or more steps."
+        )
     schedule = Schedule(
         batch_size=rollouts.batch_size,
         updates_per_step=rate,

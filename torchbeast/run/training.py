@@ -165,7 +165,8 @@ class Training:
     @property
     def patience_s(self) -> float:
         """Seconds after which an update counts as hanging."""
-        return max(_UPDATE_S, 2 * self.rows.clock.updates.longest)
+        clock = self.rows.clock  # a checkpoint with a replay is a pause
+        return max(_UPDATE_S, 2 * clock.updates.longest, 2 * clock.pauses.longest)
 
     def checkpoint(self) -> dict[str, Any]:
         """Returns all that a resumed run needs but the replay, copied between two updates.

@@ -257,7 +257,8 @@ class Scheme:
         """The batch of an update: of rollouts, or of single steps."""
         usual = self.num_envs if self.is_synchronous else self.train_envs_factory.vec_env_size
         flags = self._flags
-        size = usual if flags["batch_size"] is None else flags["batch_size"]
+        size = flags.get("batch_size", RolloutConfig.batch_size)
+        size = usual if size is None else size
         return with_values(RolloutConfig(), {**flags, "batch_size": size}, check=True)
 
     @property

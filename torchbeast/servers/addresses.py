@@ -24,11 +24,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from torchbeast.errors import RunError, UsageError
+from torchbeast.errors import RunError, UsageError, refusing_paths
 
 MAX_SOCKET_PATH = 107  # bytes; the limit for the path of a Unix socket on Linux
 MAX_PORT = 65_535
 _UNIX = "unix:"
+_ELSEWHERE = "set TMPDIR to a folder that you can write to, or use pipes_basename"
 _FLOOD = 1 << 16  # bytes that a server has not read yet
 _HOST = re.compile(r"[\w.-]+|\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]", re.ASCII)
 PROBE_EVERY_S = 2.0  # between two checks whether a server still accepts connections
@@ -197,16 +198,18 @@ def _hello() -> bytes:
 
 def run_folder() -> tempfile.TemporaryDirectory[str]:
     """Makes a private folder (mode 0700) for the sockets of a run; a context removes it."""
-    return tempfile.TemporaryDirectory(
-        prefix="torchbeast-", dir=runtime_folder(), ignore_cleanup_errors=True
-    )
+    with refusing_paths(_ELSEWHERE, "the folder for sockets"):
+        return tempfile.TemporaryDirectory(
+            prefix="torchbeast-", dir=runtime_folder(), ignore_cleanup_errors=True
+        )
 
 
 def user_basename() -> str:
     """Returns the basename in the user's folder; makes the folder if necessary."""
     runtime = runtime_folder()
     name = "torchbeast" if runtime else f"torchbeast-{os.getuid()}"
-    return folder_basename(_own_folder((runtime or Path(tempfile.gettempdir())) / name))
+    with refusing_paths(_ELSEWHERE, "the folder for sockets"):
+        return folder_basename(_own_folder((runtime or Path(tempfile.gettempdir())) / name))
 
 
 def folder_basename(folder: str | Path) -> str:

@@ -97,33 +97,24 @@ class ServerFleet(Streams):
         )
 
 
-def find_servers(
-    hosts: Sequence[str],
-    num_envs: int | None,
-    timeout: float,
-    security: SecurityConfig | None = None,
-    check_goes_on: Callable[[], None] = lambda: None,
-) -> ServerFleet:
+def find_servers(hosts: Sequence[str], num_envs: int | None, asking: Asking) -> ServerFleet:
     """Queries all servers of these hosts.
 
     If num_envs is None, one host suffices: the run starts, with a warning, without hosts that do
     not answer or that refuse it.
 
     hosts: each named by the address of its first server, or by the basename of its sockets.
-    num_envs: total number of environments that they must have; None: any. timeout: seconds to
-    wait for each server. security: None for servers on this machine. check_goes_on: raises RunError
-    to stop waiting.
+    num_envs: total number of environments that they must have; None: any.
 
-    Raises UsageError for another number of environments, for a server that is named twice, and for
-    unusable files. Raises RunError if a necessary host does not answer, or if two hosts serve
-    different environments.
+    Raises UsageError for another number of environments, and for a server that is named twice.
+    Raises RunError if a necessary host does not answer, or if two hosts serve different
+    environments.
     """
-    asking = Asking(timeout, security, check_goes_on)
     with ThreadPoolExecutor(min(len(hosts), _MOST_HOSTS)) as threads:
         answers = {name: threads.submit(_servers_of, name, num_envs, asking) for name in hosts}
-    check_goes_on()
+    asking.check_goes_on()
     descriptions = _answered(answers, all_needed=num_envs is not None)
-    fleet = fleet_of(descriptions, asking.credentials)
+    fleet = replace(fleet_of(descriptions), credentials=asking.credentials)
     if num_envs not in (None, fleet.num_envs):
         raise UsageError(
             f"the servers of {', '.join(hosts)} serve {fleet.num_envs} environments, but "
@@ -178,9 +169,7 @@ def _servers_of(host: str, num_envs: int | None, asking: Asking) -> dict[str, De
     return descriptions
 
 
-def fleet_of(
-    descriptions: Mapping[str, dict[str, Any]], credentials: libtorchbeast.Credentials | None = None
-) -> ServerFleet:
+def fleet_of(descriptions: Mapping[str, dict[str, Any]]) -> ServerFleet:
     """Returns the fleet of servers with these descriptions, by address.
 
     Raises RunError if they do not serve the same environment, or if a description is invalid.
@@ -198,39 +187,36 @@ def fleet_of(
             frame_stack=first["frame_stack"],
             stream_addresses=[address for address, _ in streams],
             envs_per_stream=[description["num_envs"] for _, description in streams],
-            credentials=credentials,
             descriptions=descriptions,
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise RunError(f"the description from {first_address} is not valid: {error}") from None
 
 
+@dataclass
 class Asking:
     """Queries servers. Several threads may use it at the same time."""
 
-    def __init__(
-        self,
-        timeout: float,
-        security: SecurityConfig | None,
-        check_goes_on: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Reads the files with credentials. For the arguments see `find_servers`."""
-        self.timeout = timeout
-        self._security, self._check_goes_on = security, check_goes_on
-        self.credentials = None if security is None else credentials(security)
+    timeout: float  # seconds to wait for each server
+    security: SecurityConfig | None  # None: for servers on this machine
+    check_goes_on: Callable[[], None] = lambda: None  # raises RunError to stop waiting
+
+    def __post_init__(self) -> None:
+        """Reads the files with credentials; raises UsageError for files that cannot be used."""
+        self.credentials = None if self.security is None else credentials(self.security)
 
     def ask(self, address: str) -> Description:
         """Requests a description, repeatedly until the timeout; notices signals in between."""
         deadline, patience = time.monotonic() + self.timeout, _FIRST_PATIENCE_S
         while True:
-            self._check_goes_on()
+            self.check_goes_on()
             left = deadline - time.monotonic()
             try:
                 limit = max(0.0, min(patience, left))
                 return libtorchbeast.describe(address, limit, self.credentials)
             except TimeoutError as error:
-                if self._security is not None:
-                    explain(address, self._security)  # takes seconds
+                if self.security is not None:
+                    explain(address, self.security)  # takes seconds
                 if left <= patience or time.monotonic() >= deadline:
                     raise _no_answer(address, f"waited {self.timeout:g} s") from None
                 # A server that has to make an environment first may take longer.
@@ -248,8 +234,8 @@ class Asking:
         try:
             return libtorchbeast.server_status(address, self.timeout, self.credentials)
         except (OSError, ValueError) as error:
-            if self._security is not None:
-                explain(address, self._security)
+            if self.security is not None:
+                explain(address, self.security)
             raise RunError(f"{address} did not report its status ({error})") from None
 
 

@@ -23,6 +23,7 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import started
 from torchbeast.fleets.child_process import ChildProcess, ChildReport, ProcessDied, end_all
 from torchbeast.fleets.supervisor import RestartPolicy, Restarts, Supervisor
+from torchbeast.fleets.system import available_cores, environment_of_share
 from torchbeast.fleets.waiting import Timer, waiting_for
 from torchbeast.servers.addresses import socket_path
 from torchbeast.servers.config import FleetConfig, SecurityConfig
@@ -109,9 +110,11 @@ class EnvServers:
             message about it.
         """
         self.addresses = list(addresses)
-        self._supervisor = supervisor
-        self._restarts = Restarts(_log, supervisor)
+        self._restarts = Restarts(_log)
+        self._supervisor = self._restarts.supervisor = supervisor
         self._say, self._may_dial = say, False
+        # Else NumPy starts a thread for each core of the machine in every server.
+        self.environment = environment_of_share(max(1, available_cores() // len(plans)))
         self._servers = []
         streams = itertools.cycle(learners)
         common = {
@@ -242,6 +245,7 @@ class _Server:
             self._arguments,
             on_report=functools.partial(self._group.reported, self),
             on_end=functools.partial(self._group.ended, self),
+            environment=self._group.environment,
         )
 
     def _give_up(self) -> None:

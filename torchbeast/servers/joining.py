@@ -251,7 +251,11 @@ class JoinServer:
         deadline = time.monotonic() + timeout
         settled = deadline
         while True:
-            if self._look_for_another():
+            if (stream := self._next()) is not None:
+                if reason := _difference(self._waiting[0] if self._waiting else stream, stream):
+                    self._refuse(stream, reason)  # it serves something else than those that wait
+                else:
+                    self._waiting.append(stream)
                 settled = time.monotonic() + _SETTLED_S
             self._waiting = [stream for stream in self._waiting if self._door.waits(stream.number)]
             now, count = time.monotonic(), sum(stream.said["num_envs"] for stream in self._waiting)
@@ -261,18 +265,6 @@ class JoinServer:
             check_goes_on()
             if now >= deadline:
                 raise self._too_few(num_envs, timeout)
-
-    def _look_for_another(self) -> bool:
-        """Waits a moment for another stream; refuses it if it does not serve the same as the
-        waiting streams.
-        """
-        if (stream := self._next()) is None:
-            return False
-        if reason := _difference(self._waiting[0] if self._waiting else stream, stream):
-            self._refuse(stream, reason)
-        else:
-            self._waiting.append(stream)
-        return True
 
     def _fleet(self) -> ServerFleet:
         self._first = self._waiting[0]  # all others must serve the same

@@ -90,7 +90,6 @@ class ServedEnv:
         """number: of the stream, which is open in `activity`."""
         self._env, self._keywords = env, tuple(keywords)
         self._activity, self._number = activity, number
-        self._is_open = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)
@@ -107,11 +106,9 @@ class ServedEnv:
         return numbers_of_games(info, self._keywords, games) if games else None
 
     def close(self) -> None:
-        """Closes the environments. May be called again."""
-        if self._is_open:
-            self._is_open = False
-            self._activity.closed(self._number)
-            self._env.close()
+        """Closes the environments."""
+        self._activity.closed(self._number)
+        self._env.close()
 
 
 def main(arguments: dict[str, Any]) -> int:

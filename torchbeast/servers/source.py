@@ -39,7 +39,6 @@ from torchbeast.collect.contract import (
     LostStream,
     TooFewStreams,
     describe_lost_streams,
-    shortage_of,
 )
 from torchbeast.core.actors.contract import Actor, Mode, ModelInputs
 from torchbeast.core.actors.cuda_graphs import use_cuda_graphs
@@ -60,7 +59,6 @@ from torchbeast.servers.joining import JoinServer
 _log = logging.getLogger("torchbeast.streams")
 
 _LOOK_S = 1.0  # between two looks whether the run has ended
-_CLOSED = (libtorchbeast.ClosedBatchingQueue, libtorchbeast.AsyncError)
 
 
 class PolySource:
@@ -191,8 +189,7 @@ class PolySource:
         Steps that take too long are not described, because the pool ends their stream.
         """
         lost_streams = self.lost_streams()
-        is_long = any(stream.seconds >= WAIT_S for stream in lost_streams)
-        if not is_long and shortage_of(lost_streams) is None:
+        if not any(stream.shortage or stream.seconds >= WAIT_S for stream in lost_streams):
             return ""
         return describe_lost_streams(lost_streams, self._pool.live_streams())
 
@@ -219,10 +216,7 @@ class PolySource:
                 version = learner.weights.refresh(replica, version)
                 inputs = numbered(batch.get_inputs(), self._numbers)
                 outputs = answer(replica, cuda_stream, inputs, extras, learner.mode)
-            try:
-                batch.set_outputs(outputs, version)
-            except _CLOSED:
-                return
+            batch.set_outputs(outputs, version)
 
 
 class _OwnServersSource(PolySource):

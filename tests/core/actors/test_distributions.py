@@ -17,6 +17,7 @@ from torch import distributions as td
 from torchbeast.core.actors.distributions import distribution_for
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.envs.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from torchbeast.errors import UsageError
 
 T, B = 5, 3
 PENDULUM = Box(low=-2.0, high=(6.0, 2.0), shape=(2,))
@@ -141,6 +142,11 @@ def test_the_mean_log_prob_of_samples_is_the_negative_entropy(space: Any) -> Non
     log_probs = ours.log_prob(many, ours.sample(many))
     error = log_probs.std() / math.sqrt(len(many))
     assert abs(log_probs.mean() + ours.entropy(params)) < 5 * error + 1e-6
+
+
+def test_a_space_of_gymnasium_without_a_distribution_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="type Text is not supported"):
+        distribution_for(gymnasium.spaces.Text(3))
 
 
 def test_categorical_samples_come_as_often_as_their_probability() -> None:

@@ -84,7 +84,7 @@ def test_the_initial_state_is_zero_and_has_no_graph() -> None:
 
 def test_a_new_lstm_keeps_most_of_its_cell_over_a_step() -> None:
     """All layers; PyTorch's own initialisation keeps half."""
-    lstm = make_core("lstm", SIZE, HIDDEN * 20, LAYERS)
+    lstm = make_core("lstm", SIZE, HIDDEN * 20, LAYERS, length=1)
     cell = torch.ones(LAYERS, B, HIDDEN * 20)
     _, (_, after) = lstm(torch.zeros(1, B, SIZE), (torch.zeros_like(cell), cell))
     kept = torch.sigmoid(torch.tensor(1.0))
@@ -108,7 +108,7 @@ def gru_by_hand(gru: nn.GRU, features: Tensor, done: Tensor, state: Tensor) -> A
 @pytest.mark.parametrize("places", PATTERNS.values(), ids=PATTERNS.keys())
 def test_a_gru_in_segments_equals_pytorchs_step_by_step(places: list[tuple[int, int]]) -> None:
     """Also its gradient, and a whole unroll equals one step at a time."""
-    gru = make_core("gru", SIZE, HIDDEN, LAYERS)
+    gru = make_core("gru", SIZE, HIDDEN, LAYERS, length=1)
     assert isinstance(gru, nn.GRU)
     features = torch.randn(T, B, SIZE, requires_grad=True)
     done = torch.zeros(T, B, dtype=torch.bool)

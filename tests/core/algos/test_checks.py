@@ -56,6 +56,7 @@ MISTAKES = {
         with_term(lambda found: weight(found).detach()),
         "Mine.losses: my_loss depends on no parameter: .* without detach",
     ),
+    "a number": (with_metric(0.5), "my_metric must be a tensor, got 0.5"),
     "a metric for each step": (with_metric(RAW), "my_metric must be a scalar, got .* of a metric"),
 }
 

@@ -194,8 +194,21 @@ def test_a_term_that_no_optimiser_minimises_is_an_error(other: str) -> None:
     terms = {"critic_loss": "critic"} | ({} if other == "none" else {"actor_loss": other})
     algo = type("Mine", (Toy,), {"minimised_by": terms})(LinearActor(), ToyConfig())
     step = OptimiserStep(algo, StepConfig(), total_steps=10)
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="no optimiser minimises actor_loss: name one of actor"):
         step.update(two_transitions())
+
+
+@pytest.mark.parametrize("mistake", ["shared", "name", "none"])
+def test_parts_that_do_not_work_together_are_refused_at_once(mistake: str) -> None:
+    algo = Toy(LinearActor(), ToyConfig())
+    if mistake == "shared":
+        algo.optimisers["actor"] = torch.optim.SGD(algo.critic.parameters(), 0.1)
+    elif mistake == "name":
+        algo.models["values"] = algo.models.pop("critic")
+    else:
+        algo.optimisers = {}
+    with pytest.raises(ValueError, match="same parameter|attribute 'values'|no optimiser"):
+        OptimiserStep(algo, StepConfig(), total_steps=10)
 
 
 def test_another_kind_of_network_is_a_sentence() -> None:

@@ -48,6 +48,12 @@ def parsed(*words: str) -> Any:
     return parse(MonoBeastFlags, "monobeast", ["--xpid", "x", *words])
 
 
+def test_a_run_of_before_goes_on_without_normalised_returns() -> None:
+    """Its checkpoint lacks their statistics."""
+    config = parsed("--algo", "ppo").learner_config("CartPole-v1")
+    assert config.after({"algo": "ppo"}).algorithm.normalise_returns is False
+
+
 def test_the_flag_and_the_architecture_ppo_have_equal_settings() -> None:
     flags = parsed("--algo", "ppo", "--env", "CartPole-v1")
     envs, _, _ = VecEnv.create_factory(

@@ -341,3 +341,21 @@ def test_hindsight_is_refused_where_it_cannot_be() -> None:
         check_goals(fields(T, 1, 1)["observation"], 1)
     with pytest.raises(ValueError, match="single observations, but 3 frames are stacked"):
         check_goals(goal_fields()["observation"], 3)
+
+
+def test_priorities_that_were_saved_with_another_exponent_are_converted() -> None:
+    envs, replay = Envs(9, T, 1), replay_of(priority_exponent=1.0)
+    play(replay, envs, rounds=4, interrupt=0.0)
+    names = np.unique(replay.sample(300).names)
+    replay.set_priorities(names, np.full(len(names), 16.0))
+    file = io.BytesIO()
+    replay.save(file)
+    file.seek(0)
+    other = replay_of(priority_exponent=0.5)
+    other.load(file)
+    sample = other.sample(300)
+    seen = np.isin(sample.names, names)
+    assert sample.probabilities[seen] == pytest.approx(4.0, rel=1e-4)
+    play(other, envs, rounds=1, interrupt=0.0)
+    new = other.sample(300)
+    assert new.probabilities[~np.isin(new.names, names)].max() == pytest.approx(4.0, rel=1e-4)

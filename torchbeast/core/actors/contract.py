@@ -33,7 +33,7 @@ class ActionMask:
     A dict observation whose entry `action_mask` is one array [n] masks actions: n is the number of
     a Discrete space's actions, or of a MultiDiscrete's choices, one after the other (sum of nvec).
     A nonzero entry allows a choice, 0 rules it out. A mask [k, m] has a row for each of k choices
-    among m.
+    among m; [2, 2] is refused, because it may be one of joint actions.
 
     Masked logits are -inf, so that a masked action has the probability 0 exactly. Acting and
     learning call the same network with the same observation: both see the same masked policy.
@@ -202,6 +202,9 @@ class Actor(nn.Module, ABC):
             mode: "sample" from the policy, "greedy" for its best action, or "explore" as the
                 algorithm collects experience.
 
+        Raises:
+            RunError: If a mask rules out all actions.
+
         Example:
             ```python
             acted = actor.act(inputs, actor.initial_state(batch_size=1), mode="greedy")
@@ -331,9 +334,6 @@ class ActorCritic(Actor):
             inputs: One row, [1, B, ...].
             state: Leaves [layers, B, hidden] of the recurrent state; () when feed-forward.
             mode: "greedy" for the most likely action; otherwise actions are sampled.
-
-        Raises:
-            RunError: If a mask rules out all actions.
         """
         logits, baseline, state = self(inputs, state)
         actions = self.distribution

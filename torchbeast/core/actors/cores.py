@@ -7,7 +7,6 @@ row to the state after the last one. Where an episode begins, a column's state i
 
 from __future__ import annotations
 
-import json
 import math
 from functools import partial
 from itertools import pairwise
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchbeast.core.base.nest import Nest, map_leaves
-from torchbeast.core.base.specs import SpecError
+from torchbeast.core.base.specs import check_kwarg
 
 FORGET_BIAS = 1.0
 GATE_BIAS = 2.0  # a new gate passes on nine tenths of x: almost the identity, as the paper wants
@@ -46,13 +45,6 @@ class GatedTransformerXL(nn.Module):
         self.embedding = nn.Linear(input_size, hidden_size)
         self.layers = nn.ModuleList(_GatedLayer(hidden_size, length) for _ in range(num_layers))
 
-    def initial_state(self, batch_size: int) -> Nest[Tensor]:
-        """Returns an empty memory on the core's device."""
-        device = self.embedding.weight.device
-        rows = len(self.layers) * self.length
-        memory = torch.zeros(rows, batch_size, self.hidden_size, device=device)
-        return memory, memory.new_zeros(1, batch_size, 1)
-
     def forward(
         self, features: Tensor, done: Tensor, state: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -78,11 +70,9 @@ class GatedTransformerXL(nn.Module):
             rows = torch.cat([before, embeddings])
             memories.append(rows[num_rows:])
             embeddings = layer(rows, distance, attends)
-        is_known = episodes[num_rows:] == episodes[-1]
-        after = torch.cat(memories).masked_fill(
-            ~is_known.repeat(len(self.layers), 1).unsqueeze(-1), 0.0
-        )
-        return embeddings, (after, is_known.sum(0).view(1, -1, 1).to(age.dtype))
+        is_known = (episodes[num_rows:] == episodes[-1]).unsqueeze(-1)
+        after = torch.cat(memories).masked_fill(~is_known.repeat(len(self.layers), 1, 1), 0.0)
+        return embeddings, (after, is_known.sum(0, keepdim=True).to(age.dtype))
 
 
 class _GatedLayer(nn.Module):
@@ -116,8 +106,7 @@ class _GatedLayer(nn.Module):
         """
         x = rows[-len(distance) :]
         x = self.attention_gate(x, F.relu(self._attention(self.norm(rows), distance, attends)))
-        gated: Tensor = self.mlp_gate(x, F.relu(self.mlp(x)))
-        return gated
+        return self.mlp_gate(x, F.relu(self.mlp(x)))
 
     def _attention(self, rows: Tensor, distance: Tensor, attends: Tensor) -> Tensor:
         num_rows, batch = len(distance), rows.shape[1]
@@ -135,8 +124,7 @@ class _GatedLayer(nn.Module):
         scores = (of_content + of_distance) / math.sqrt(keys.shape[-1])
         scores = scores.masked_fill(~attends.permute(2, 0, 1).unsqueeze(1), -torch.inf)
         seen = torch.einsum("bhts,sbhd->tbhd", scores.softmax(-1), values)
-        joined: Tensor = self.heads_joined(seen.flatten(2))
-        return joined
+        return self.heads_joined(seen.flatten(2))
 
 
 class _Gate(nn.Module):
@@ -166,12 +154,7 @@ Core = nn.LSTM | nn.GRU | GatedTransformerXL
 
 
 def make_core(
-    kind: str,
-    input_size: int,
-    hidden_size: int,
-    num_layers: int = 1,
-    length: int = 64,
-    usual: bool = False,
+    kind: str, input_size: int, hidden_size: int, num_layers: int, length: int, usual: bool = False
 ) -> Core:
     """Returns an "lstm", "gru" or "gtrxl"; raises SpecError for another kind.
 
@@ -200,10 +183,12 @@ def initial_core_state(core: Core, batch_size: int) -> Nest[Tensor]:
     """Returns a state of zeros on the core's device: hidden and cell [layers, B, hidden] of an
     LSTM, one tensor of a GRU, an empty memory of a GatedTransformerXL.
     """
+    device = next(core.parameters()).device
     if isinstance(core, GatedTransformerXL):
-        return core.initial_state(batch_size)
-    shape = (core.num_layers, batch_size, core.hidden_size)
-    hidden = torch.zeros(shape, device=next(core.parameters()).device)
+        rows = len(core.layers) * core.length
+        memory = torch.zeros(rows, batch_size, core.hidden_size, device=device)
+        return memory, memory.new_zeros(1, batch_size, 1)
+    hidden = torch.zeros(core.num_layers, batch_size, core.hidden_size, device=device)
     return hidden if isinstance(core, nn.GRU) else (hidden, hidden.clone())
 
 
@@ -220,8 +205,7 @@ def run_core(
     each row.
     """
     if isinstance(core, GatedTransformerXL):
-        result: tuple[Tensor, Nest[Tensor]] = core(features, done, state)
-        return result
+        return core(features, done, state)
     outputs = []
     for start, end in pairwise(_bounds(done)):
         ended = done[start].view(1, -1, 1)  # masked_fill, because the state may hold NaN
@@ -237,17 +221,3 @@ def _bounds(done: Tensor) -> list[int]:
         return [0, 1]
     starts = done[1:].any(1).nonzero().flatten() + 1
     return [0, *starts.tolist(), len(done)]
-
-
-def check_kwarg(holds: bool, name: str, expected: str, value: object) -> None:
-    """Raises SpecError unless a keyword argument of a model is as expected."""
-    if not holds:
-        raise SpecError(
-            f"the model's keyword argument {name} must be {expected}, got {json.dumps(value)}"
-        )
-
-
-def check_count(name: str, value: object) -> None:
-    """Raises SpecError unless a keyword argument of a model can be a number of units or layers."""
-    is_count = type(value) is int and value >= 1  # True is an int too
-    check_kwarg(is_count, name, "a whole number, at least 1", value)

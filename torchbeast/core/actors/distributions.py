@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from torchbeast.core.base.nest import Nest, flatten, pack_as
 from torchbeast.core.envs import spaces
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, as_usage_error
 
 # The range of a Gaussian's log deviation, in units of half the box.
 _LOG_STD_RANGE = (-5.0, 2.0)
@@ -51,16 +51,13 @@ class ActionDistribution(ABC):
         num_params: Size of the last dimension of params.
         num_features: Size of the last dimension of features().
         num_actions: Number of (joint) actions; None if they are continuous.
+        deviations: Whether each of the params is the log of a deviation.
     """
 
     num_params: int
     num_features: int
     num_actions: int | None = None
-
-    @property
-    def deviations(self) -> list[bool]:
-        """Whether each of the params is the log of a deviation."""
-        return [False] * self.num_params
+    deviations: list[bool]
 
     @abstractmethod
     def sample(self, params: Tensor) -> Nest[Tensor]:
@@ -155,7 +152,7 @@ def distribution_for(
         case spaces.Discrete(n, start):
             return Categorical(n, start)
         case spaces.MultiDiscrete(nvec):
-            return MultiCategorical(nvec)
+            return MultiCategorical(nvec, [0] * len(nvec), (len(nvec),))
         case spaces.Box() if space.is_integer:
             return MultiCategorical(space.nvec, space.start, space.shape)
         case spaces.MultiBinary(shape):
@@ -163,9 +160,11 @@ def distribution_for(
         case spaces.Box():
             return (over_box or Gaussian)(space)
         case tuple() | dict():
-            return Product(space, over_box)
+            return Product(space, [distribution_for(part, over_box) for part in flatten(space)])
     if type(space).__module__.startswith("gymnasium."):
-        return distribution_for(spaces.from_gymnasium(space), over_box)
+        with as_usage_error():
+            known = spaces.from_gymnasium(space)
+        return distribution_for(known, over_box)
     raise UsageError(f"no distribution for the action space {space!r}")
 
 
@@ -174,6 +173,7 @@ class Categorical(ActionDistribution):
 
     def __init__(self, n: int, start: int = 0) -> None:
         self.num_params = self.num_features = self.num_actions = n
+        self.deviations = [False] * n
         self.nvec = (n,)
         self._start = start
 
@@ -226,10 +226,7 @@ class Joint(ActionDistribution):
         self.num_features = sum(part.num_features for part in parts)
         counts = [part.num_actions for part in parts]
         self.num_actions = None if None in counts else math.prod(n for n in counts if n is not None)
-
-    @property
-    def deviations(self) -> list[bool]:
-        return [is_deviation for part in self._parts for is_deviation in part.deviations]
+        self.deviations = [is_deviation for part in parts for is_deviation in part.deviations]
 
     @abstractmethod
     def _pack(self, leaves: list[Any]) -> Nest[Tensor]:
@@ -275,16 +272,10 @@ class MultiCategorical(Joint):
     Box, [..., *shape], with choices from `start` on.
     """
 
-    def __init__(
-        self,
-        nvec: Sequence[int],
-        start: Sequence[int] | None = None,
-        shape: tuple[int, ...] | None = None,
-    ) -> None:
-        pairs = zip(nvec, start or [0] * len(nvec), strict=True)
-        super().__init__([Categorical(*pair) for pair in pairs])
+    def __init__(self, nvec: Sequence[int], start: Sequence[int], shape: tuple[int, ...]) -> None:
+        super().__init__([Categorical(*pair) for pair in zip(nvec, start, strict=True)])
         self.nvec = tuple(nvec)
-        self._shape = (len(nvec),) if shape is None else shape
+        self._shape = shape
 
     def _pack(self, leaves: list[Any]) -> Tensor:
         return torch.stack(leaves, -1).reshape((*leaves[0].shape, *self._shape))
@@ -300,6 +291,7 @@ class Bernoulli(ActionDistribution):
         self._shape = tuple(shape)
         self.num_params = self.num_features = math.prod(shape)
         self.num_actions = 2**self.num_params
+        self.deviations = [False] * self.num_params
 
     def sample(self, params: Tensor) -> Tensor:
         return self._action(torch.rand_like(params) < params.sigmoid())
@@ -332,22 +324,16 @@ class Bernoulli(ActionDistribution):
         return ones.to(torch.int8).reshape((*ones.shape[:-1], *self._shape))
 
 
-class _OnDevices:
-    """Constants, and a copy of them on each device, made once: a copy from the host waits for the
-    device, and cannot be recorded in a CUDA graph.
+class _OnDevices(dict[torch.device, tuple[Tensor, ...]]):
+    """Constants by device, copied to each device once: a copy from the host waits for the device,
+    and cannot be recorded in a CUDA graph.
     """
 
-    def __init__(self, *constants: Tensor) -> None:
-        self._copies = {constants[0].device: constants}
-
-    def beside(self, other: Tensor) -> tuple[Tensor, ...]:
-        """Returns the constants on the device of a tensor."""
-        device = other.device
-        if device not in self._copies:
-            (constants, *_) = self._copies.values()
-            with torch.inference_mode(False):  # training uses them too
-                self._copies[device] = tuple(each.to(device) for each in constants)
-        return self._copies[device]
+    def __missing__(self, device: torch.device) -> tuple[Tensor, ...]:
+        (constants, *_) = self.values()
+        with torch.inference_mode(False):  # training uses them too
+            self[device] = tuple(each.to(device) for each in constants)
+        return self[device]
 
 
 class Gaussian(ActionDistribution):
@@ -363,13 +349,10 @@ class Gaussian(ActionDistribution):
         self._dtype = getattr(torch, box.dtype)
         self._shape = box.shape
         centre, scale, self._is_bounded = _units(box)
-        self._units = _OnDevices(centre, scale, scale.log())
+        self._units = _OnDevices({centre.device: (centre, scale, scale.log())})
         self.num_features = math.prod(box.shape)
         self.num_params = 2 * self.num_features
-
-    @property
-    def deviations(self) -> list[bool]:
-        return [False] * self.num_features + [True] * self.num_features
+        self.deviations = [False] * self.num_features + [True] * self.num_features
 
     def sample(self, params: Tensor) -> Tensor:
         return self._action(_normal(*_mean_and_log_std(params)))
@@ -397,16 +380,16 @@ class Gaussian(ActionDistribution):
 
     def features(self, action: Nest[Tensor]) -> Tensor:
         flat = _flat(action, self._shape).float()
-        centre, scale, _ = self._units.beside(flat)
+        centre, scale, _ = self._units[flat.device]
         return (flat - centre) / scale
 
     def _action(self, units: Tensor) -> Tensor:
-        centre, scale, _ = self._units.beside(units)
+        centre, scale, _ = self._units[units.device]
         flat = units * scale + centre
         return flat.to(self._dtype).reshape((*units.shape[:-1], *self._shape))
 
     def _log_scale(self, other: Tensor) -> Tensor:
-        return self._units.beside(other)[2]
+        return self._units[other.device][2]
 
 
 class SquashedGaussian(Gaussian):
@@ -423,12 +406,17 @@ class SquashedGaussian(Gaussian):
     rule over u gives it to 2e-3 nats, deterministic and differentiable. The mode is the action of
     the mean, which half of the samples lie below, entry by entry; with large deviations the density
     is higher next to the bounds.
+
+    Attributes:
+        log_half_widths: The sum of the logs of all half widths: the entropy of an action in units
+            of the box is smaller by this.
     """
 
     def __init__(self, box: spaces.Box) -> None:
         super().__init__(box)
         low, high = torch.tensor(box.bounds, dtype=self._dtype)
-        self._bounds = _OnDevices(low, high)
+        self._bounds = _OnDevices({low.device: (low, high)})
+        self.log_half_widths = float(self._log_scale(low).sum())
         if not self._is_bounded.all():
             entry = int(self._is_bounded.int().argmin())
             low, high = low.flatten()[entry], high.flatten()[entry]
@@ -454,18 +442,11 @@ class SquashedGaussian(Gaussian):
         u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * z
         return super().entropy(params) + (_log_slope_of_tanh(u) * weights).sum((-2, -1))
 
-    @property
-    def log_half_widths(self) -> float:
-        """The sum of the logs of all half widths: the entropy of an action in units of the box is
-        smaller by this.
-        """
-        return float(self._log_scale(torch.zeros(())).sum())
-
     def in_box(self, units: Tensor) -> Tensor:
         """Returns actions [..., *shape] of units [..., num_features], of which -1 and 1 are the
         bounds, the inverse of `features`; clips.
         """
-        return super()._action(units).clamp(*self._bounds.beside(units))
+        return super()._action(units).clamp(*self._bounds[units.device])
 
     def _log_density(self, params: Tensor, u: Tensor) -> Tensor:
         """Returns the log-density [...] of the action that u [..., num_features] becomes."""
@@ -482,12 +463,8 @@ class SquashedGaussian(Gaussian):
 class Product(Joint):
     """Independent distributions in a tuple or dict; actions are nests of that structure."""
 
-    def __init__(
-        self,
-        space: spaces.ActionSpace,
-        over_box: Callable[[spaces.Box], ActionDistribution] | None = None,
-    ) -> None:
-        super().__init__([distribution_for(part, over_box) for part in flatten(space)])
+    def __init__(self, space: spaces.ActionSpace, parts: Sequence[ActionDistribution]) -> None:
+        super().__init__(parts)
         self._space = space
 
     def _pack(self, leaves: list[Any]) -> Nest[Tensor]:

@@ -13,7 +13,6 @@ environments that are truncated in one step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,7 @@ from torch import Tensor
 from torchbeast.core.actors.contract import Acted, Actor, Mode, ModelInputs, zeros_of
 from torchbeast.core.base.computing import own_settings
 from torchbeast.core.base.nest import Nest, map_leaves
-from torchbeast.core.envs.contract import FinalInfo, VecStep, final_info_of, give_options
+from torchbeast.core.envs.contract import FinalInfo, VecStep, final_info_of
 from torchbeast.core.envs.frame_stack import FrameStacker
 from torchbeast.core.envs.spaces import ArrayNest
 from torchbeast.core.envs.vec_env import VecEnv
@@ -46,6 +45,7 @@ class EnvRow(NamedTuple):
 class EnvLoop:
     """One actor in E environments.
 
+    env: the environments.
     actor: the actor.
     row: what the environments gave last.
     acted: what the actor chose before that, an action of zeros at the start, and the state with
@@ -54,7 +54,7 @@ class EnvLoop:
 
     def __init__(self, env: VecEnv, actor: Actor, seed: int, first_env: int = 0) -> None:
         """first_env: number of the first environment, see Actor.env_index."""
-        self._env = env
+        self.env = env
         self.actor = actor
         actor.env_index = torch.arange(first_env, first_env + env.num_envs, device="cpu")
         self._stacker = FrameStacker(env.frame_stack)
@@ -63,15 +63,10 @@ class EnvLoop:
         self._episode_return = np.zeros(env.num_envs)
         observation = self._stacker.reset(env.reset(seed))
         no_reward, nothing = np.zeros(env.num_envs, np.float32), np.zeros(env.num_envs, bool)
-        self.row = self._row(
-            VecStep(observation, no_reward, ~nothing, nothing, nothing, None), final_info={}
-        )
+        begins = VecStep(observation, no_reward, ~nothing, nothing, nothing, None)
+        self.row = self._row(begins, final_info={})
         with own_settings():
             self.acted = initial_acted(actor, env.num_envs)
-
-    def set_options(self, options: Mapping[str, Any]) -> None:
-        """Gives the environments options for their next resets; see contract.give_options."""
-        give_options(self._env, options)
 
     def act(self, mode: Mode) -> None:
         """Chooses the next action and advances the recurrent state past the current row."""
@@ -83,9 +78,9 @@ class EnvLoop:
         """Executes the chosen action; returns the number of environments that took a step."""
         # Copies [1, E, ...] to [E, ...], since environments may write to their actions.
         action = map_leaves(lambda leaf: leaf[0].numpy().copy(), self.acted.action)
-        step = self._stacker.stacked(self._env.step(action))
+        step = self._stacker.stacked(self.env.step(action))
         taken = self._count(step)
-        self.row = self._row(step, final_info_of(self._env))
+        self.row = self._row(step, final_info_of(self.env))
         return taken
 
     def _row(self, step: VecStep, final_info: FinalInfo) -> EnvRow:

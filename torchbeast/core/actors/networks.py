@@ -23,14 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, ModelOutput
-from torchbeast.core.actors.cores import (
-    Core,
-    check_count,
-    check_kwarg,
-    initial_core_state,
-    make_core,
-    run_core,
-)
+from torchbeast.core.actors.cores import Core, initial_core_state, make_core, run_core
 from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
 from torchbeast.core.actors.encoders import VECTOR_SIZE, torso_for
 from torchbeast.core.actors.torsos import (
@@ -45,7 +38,7 @@ from torchbeast.core.actors.torsos import (
 )
 from torchbeast.core.base.computing import computing_in
 from torchbeast.core.base.nest import Nest, flatten
-from torchbeast.core.base.specs import SpecError
+from torchbeast.core.base.specs import SpecError, check_count, check_kwarg
 from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
 
 RELU_GAIN = math.sqrt(2.0)  # makes up for ReLU, which halves the mean square
@@ -322,7 +315,7 @@ class AtariNet(BuiltInNet):
         if kind == "gtrxl":
             return super()._make_core(kind, num_layers, length)
         size = self._core_input_size
-        return make_core(kind, size, size, num_layers or 2, usual=self.usual_lstm)
+        return make_core(kind, size, size, num_layers or 2, length, self.usual_lstm)
 
 
 class NormedAtariNet(AtariNet):

@@ -51,7 +51,6 @@ from torchbeast.core.actors.contract import (
     ModelInputs,
     ModelOutput,
 )
-from torchbeast.core.actors.cores import check_count
 from torchbeast.core.actors.distributions import (
     ActionDistribution,
     Categorical,
@@ -63,7 +62,7 @@ from torchbeast.core.actors.networks import BUILT_IN, BuiltInNet
 from torchbeast.core.actors.torsos import FlatTorso, ImageTorso
 from torchbeast.core.base.computing import computing_in
 from torchbeast.core.base.nest import Nest, flatten, map_leaves, pack_as
-from torchbeast.core.base.specs import SpecError
+from torchbeast.core.base.specs import SpecError, check_count
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, Box, ObservationSpace
 from torchbeast.core.envs.tasks import without_task
 
@@ -167,9 +166,6 @@ class OffPolicyActor(Exploring):
             inputs: One row, [1, B, ...].
             state: (), since these networks have no memory.
             mode: "sample" from the policy, "greedy" for its best action, or "explore".
-
-        Raises:
-            RunError: If a mask rules out all actions.
         """
         observation: Nest[Tensor] = map_leaves(lambda leaf: leaf.squeeze(0), inputs.observation)
         action, extras = self.choose_each(self(observation), mode)
@@ -242,8 +238,7 @@ class Critics(nn.Module, ABC):
 
     def __call__(self, observation: Nest[Tensor], action: Tensor | None = None) -> Tensor:
         """Returns the result of forward, which does not see the number of the task."""
-        values: Tensor = super().__call__(without_task(observation), action)
-        return values
+        return super().__call__(without_task(observation), action)
 
     @abstractmethod
     def forward(self, observation: Nest[Tensor], action: Tensor | None = None) -> Tensor:
@@ -253,8 +248,7 @@ class Critics(nn.Module, ABC):
 
     def first(self, observation: Nest[Tensor], action: Tensor) -> Tensor:
         """Returns the first critic's values [N] of actions [N, ...]."""
-        values: Tensor = self(observation, action)[0]
-        return values
+        return self(observation, action)[0]
 
     def observe(self, observation: Nest[Tensor]) -> None:
         """Counts observations in running statistics, as Actor.observe."""
@@ -508,12 +502,9 @@ class RecurrentQNetwork(Exploring, ActorCritic):
         usual = self.initial_state(len(joined))
         leaves = flatten(usual)
         parts = torch.split(joined, [leaf[:, 0].numel() for leaf in leaves], -1)
-        shaped = (
-            part.reshape(len(joined), *leaf[:, 0].shape).transpose(0, 1).contiguous()
-            for part, leaf in zip(parts, leaves, strict=True)
-        )
-        state: Nest[Tensor] = pack_as(usual, [*shaped])
-        return state
+        both = zip(parts, leaves, strict=True)
+        rows = [part.reshape(len(joined), *leaf[:, 0].shape) for part, leaf in both]
+        return pack_as(usual, [row.transpose(0, 1).contiguous() for row in rows])
 
 
 def joined_state(state: Nest[Tensor]) -> Tensor:

@@ -29,7 +29,7 @@ from torchbeast.core.actors.distributions import ActionDistribution, distributio
 from torchbeast.core.actors.encoders import Kind, is_large_image, kind_of, readings
 from torchbeast.core.actors.networks import BUILT_IN
 from torchbeast.core.base.checks import did_you_mean, first_of, in_any_case
-from torchbeast.core.base.computing import own_settings
+from torchbeast.core.base.computing import numpys_scalars, own_settings
 from torchbeast.core.base.nest import flatten, map_leaves2
 from torchbeast.core.base.specs import ActorSpec, SpecError, check_takes, values_in
 from torchbeast.core.envs.contract import MASK
@@ -332,7 +332,8 @@ class ActorFactory:
     def restart(self, actor: Actor) -> None:
         """Loads the weights of restart_model; a no-op without one."""
         if self.restart_model is not None:
-            saved = torch.load(self.restart_model, map_location="cpu", weights_only=True)
+            with numpys_scalars():
+                saved = torch.load(self.restart_model, map_location="cpu", weights_only=True)
             actor.load_state_dict(saved.get("model_state_dict", saved))
 
 

@@ -173,13 +173,13 @@ class SelfPlay(OwnVecEnv):
         self._row = step.observation, step.reward, step.terminated | step.truncated
         self._returns += step.reward
         ended = np.flatnonzero(step.episode_end[seats])
-        infos = self._env.final_info
-        for game in ended.tolist():
+        infos, over = self._env.final_info, np.flatnonzero(self._env.began).tolist()
+        for game in over:  # an agent that learns may end earlier
             self._rate(game)
         self.final_info = {
             game: {**infos.get(seats[game], {}), "elo": self.elo} for game in ended.tolist()
         }
-        self._begin(np.flatnonzero(self._env.began).tolist())
+        self._begin(over)
         final = step.final_observation
         if final is not None:
             kept = np.isin(np.flatnonzero(step.truncated), seats)

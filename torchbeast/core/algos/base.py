@@ -39,6 +39,7 @@ from torchbeast.core.actors.contract import Actor, ActorCritic, Mode
 from torchbeast.core.algos.config import (
     OTHER_NAMES,
     StepConfig,
+    check_recorded,
     recorded,
     settings_of,
     usual_of,
@@ -259,7 +260,7 @@ class Algorithm(ABC, Generic[BatchT]):
 
         Raises:
             TypeError: For an unknown name, or a name given twice.
-            ValueError: For a value out of range.
+            ValueError: For a value out of range, or one that a checkpoint cannot hold.
 
         Example:
             ```python
@@ -270,6 +271,7 @@ class Algorithm(ABC, Generic[BatchT]):
         named = _by_flag(cls.__name__, hyperparameters, recorded(config) | recorded(step))
         config = with_values(config, named, check=True)
         step = with_values(step, named, check=True)
+        check_recorded(recorded(config), f"{cls.__name__}.create_factory: ")
         return AlgoFactory(algo=cls, config=config, step=step, given=frozenset(named))
 
     @classmethod
@@ -367,10 +369,15 @@ class Algorithm(ABC, Generic[BatchT]):
 
 def check_scalars(algo: Algorithm[Any], losses: Losses) -> None:
     """Raises ValueError for a term or metric with a value for each step, which would be summed, and
-    for a term without a gradient, which would be ignored.
+    for a term without a gradient or an optimiser, which would be ignored.
     """
     for name, value in {**losses.terms, **losses.metrics}.items():
-        if not isinstance(value, Mean) and value.dim():
+        if not isinstance(value, Tensor | Mean):
+            raise ValueError(
+                f"{type(algo).__name__}.losses: {name} must be a tensor, got {value!r}: return a "
+                "scalar tensor, without item()"
+            )
+        if isinstance(value, Tensor) and value.dim():
             raise ValueError(
                 f"{type(algo).__name__}.losses: {name} must be a scalar, got shape "
                 f"{list(value.shape)}: take the sum, or losses.mean(values, mask) of a metric"
@@ -379,6 +386,11 @@ def check_scalars(algo: Algorithm[Any], losses: Losses) -> None:
     # A term may depend on a parameter alone that is frozen.
     has_frozen = not all(p.requires_grad for group in groups for p in group["params"])
     for name, term in losses.terms.items():
+        if len(algo.optimisers) > 1 and algo.minimised_by.get(name) not in algo.optimisers:
+            raise ValueError(
+                f"{type(algo).__name__}.losses: no optimiser minimises {name}: name one of "
+                f"{', '.join(algo.optimisers)} for it in minimised_by"
+            )
         if not (term.requires_grad or has_frozen):
             raise ValueError(
                 f"{type(algo).__name__}.losses: {name} depends on no parameter: compute it "

@@ -13,6 +13,7 @@ start while torch is still being imported.
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -74,8 +75,26 @@ OTHER_NAMES = {
 
 def recorded(config: Any) -> dict[str, Any]:
     """Returns the values of a Config by the names of flags, as the programs record them."""
-    settings = settings_of(config).items()
-    return {name: _shape_name(value) if callable(value) else value for name, (_, value) in settings}
+    return {name: _as_recorded(value) for name, (_, value) in settings_of(config).items()}
+
+
+def _as_recorded(value: Any) -> Any:
+    if callable(value):
+        return _shape_name(value)
+    is_of_numpy = getattr(value, "shape", None) == ()  # a number
+    return value.item() if is_of_numpy else value
+
+
+def check_recorded(settings: Mapping[str, Any], prefix: str) -> None:
+    """Raises UsageError for a setting that a checkpoint cannot hold; prefix: of its name."""
+    for name, value in settings.items():
+        try:
+            json.dumps(value)
+        except TypeError as error:
+            raise SpecError(
+                f"{prefix}{name} has a value that JSON cannot represent, {value!r}: make it a "
+                "number, string or boolean, or None, or a list, tuple or mapping of these"
+            ) from error
 
 
 def usual_of(config: type, in_pool: bool = False) -> dict[str, Any]:
@@ -220,7 +239,8 @@ class StepConfig(Settings):
     max_lag: int | None = setting(None, bounds=(at_least, 0))
     """Maximum policy lag in updates. Steps collected with older weights are not trained on (column
     too_old_share of the log), but still count as environment steps and in the running statistics of
-    observations and returns. Only for algorithms that train on rollouts. Default: no limit."""
+    observations and returns. Not for dqn, r2d2, sac and td3, which train on steps of any age.
+    Default: no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)

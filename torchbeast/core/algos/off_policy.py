@@ -21,7 +21,7 @@ from torchbeast.core.actors.off_policy import ActorWithCritics, Exploring, OffPo
 from torchbeast.core.algos.base import Algorithm, BatchT
 from torchbeast.core.algos.config import ExplorationConfig, OffPolicyConfig
 from torchbeast.core.envs.tasks import without_task
-from torchbeast.core.losses import clip_rewards
+from torchbeast.core.losses import Mean, clip_rewards, mean
 from torchbeast.core.storages.batch import NO_FEEDBACK, Feedback
 from torchbeast.core.storages.transition import Transitions
 
@@ -144,6 +144,12 @@ class Target(nn.Module):
 def mean_loss(losses: Tensor, batch: Transitions) -> Tensor:
     """Returns the mean of losses [B], weighted where the batch has weights."""
     return losses.mean() if batch.weights is None else (batch.weights * losses).mean()
+
+
+def value_metrics(values: Tensor, errors: Tensor, mask: Tensor | None) -> dict[str, Mean]:
+    """Returns the mean value and the mean absolute error over the valid steps of [T, B]."""
+    figures = {"mean_value": values.detach(), "value_error": errors.detach().abs()}
+    return {name: mean(figure, mask) for name, figure in figures.items()}
 
 
 @torch.no_grad()

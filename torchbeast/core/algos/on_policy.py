@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -49,9 +49,7 @@ class ReturnNorm(RunningNorm):
         """Adds the returns of the steps that are new and learnt from."""
         from_zero, shares = self._from_zero(rollout)
         before = self._before(rollout, from_zero[-1], shares[-1])
-        returns = from_zero + shares * before
-        mask = rollout.online_mask
-        new = returns.flatten() if mask is None else returns[mask]
+        new = chosen(from_zero + shares * before, rollout.online_mask)
         if len(new):
             self.observe(new)
 
@@ -155,10 +153,7 @@ class OnPolicy(Algorithm[Rollout]):
 
 
 def rewards_and_discounts(
-    config: RewardConfig,
-    rollout: Rollout,
-    final_values: Tensor,
-    norm: Callable[[Tensor], Tensor] | None = None,
+    config: RewardConfig, rollout: Rollout, final_values: Tensor, norm: ReturnNorm | None = None
 ) -> dict[str, Tensor]:
     """Returns OnPolicy.rewards_and_discounts as keyword arguments of the functions of `returns`.
 
@@ -172,6 +167,11 @@ def rewards_and_discounts(
     rewards = clip_rewards(config.reward_scale * rewards, config.reward_clipping)
     discounts = config.discounting * (1.0 - rollout.done[1:].float())
     return {"rewards": rewards + config.discounting * final_values, "discounts": discounts}
+
+
+def chosen(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Returns the values [T, B] where the mask is true, in one dimension; None: all."""
+    return values.flatten() if mask is None else values[mask]
 
 
 def shuffled(batch: Rollout, parts: int) -> Iterator[Rollout]:

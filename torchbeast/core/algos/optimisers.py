@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 Tensors = list[Tensor]
-Settings = Mapping[str, Any]
 
 
 class Foreach(ABC):
@@ -54,12 +53,10 @@ class Foreach(ABC):
             return
         parameters, grads, states = zip(*trained, strict=True)
         state = {name: [own[name] for own in states] for name in states[0]}
-        self._move([*parameters], [*grads], state, self.param_groups[0])
+        self._move([*parameters], [*grads], state)
 
     @abstractmethod
-    def _move(
-        self, parameters: Tensors, grads: Tensors, state: Mapping[str, Tensors], settings: Settings
-    ) -> None:
+    def _move(self, parameters: Tensors, grads: Tensors, state: Mapping[str, Tensors]) -> None:
         """Moves parameters by their gradients, in place; state: theirs, by name, in place too."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -97,10 +94,8 @@ class RMSprop(Foreach):
         averages = ["square_avg", "momentum_buffer"] if momentum else ["square_avg"]
         super().__init__(parameters, averages, lr=lr, alpha=alpha, eps=eps, momentum=momentum)
 
-    def _move(
-        self, parameters: Tensors, grads: Tensors, state: Mapping[str, Tensors], settings: Settings
-    ) -> None:
-        square_avgs = state["square_avg"]
+    def _move(self, parameters: Tensors, grads: Tensors, state: Mapping[str, Tensors]) -> None:
+        settings, square_avgs = self.param_groups[0], state["square_avg"]
         torch._foreach_mul_(square_avgs, settings["alpha"])
         torch._foreach_addcmul_(square_avgs, grads, grads, value=1 - settings["alpha"])
         roots = torch._foreach_sqrt(square_avgs)
@@ -136,10 +131,9 @@ class Adam(Foreach):
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(parameters, averages, **settings)
 
-    def _move(
-        self, parameters: Tensors, grads: Tensors, state: Mapping[str, Tensors], settings: Settings
-    ) -> None:
-        steps, (beta1, beta2) = state["step"], settings["betas"]
+    def _move(self, parameters: Tensors, grads: Tensors, state: Mapping[str, Tensors]) -> None:
+        settings, steps = self.param_groups[0], state["step"]
+        beta1, beta2 = settings["betas"]
         torch._foreach_add_(steps, 1)
         torch._fused_adamw_(  # with a weight decay of 0 it is Adam
             parameters,

@@ -60,9 +60,7 @@ class Unscaled(nn.Module):
         """
         return None
 
-    def moments(
-        self, targets: Tensor, rollout: Rollout, mask: Tensor | None = None
-    ) -> dict[str, Mean]:
+    def moments(self, targets: Tensor, rollout: Rollout, mask: Tensor | None) -> dict[str, Mean]:
         """Returns metrics of value targets [T, B], by which `adapt` moves the statistics.
 
         Args:
@@ -146,9 +144,7 @@ class PopArt(Unscaled):
         return self.mean.to(like.dtype)[tasks], self.deviation.to(like.dtype)[tasks]
 
     @torch.no_grad()
-    def moments(
-        self, targets: Tensor, rollout: Rollout, mask: Tensor | None = None
-    ) -> dict[str, Mean]:
+    def moments(self, targets: Tensor, rollout: Rollout, mask: Tensor | None) -> dict[str, Mean]:
         """Returns the first two moments of the normalised targets of each task; see Unscaled."""
         normal, tasks = self._normal(targets, rollout), rollout.tasks[1:]
         metrics = {}

@@ -23,7 +23,7 @@ from torch import Tensor
 from torchbeast.core import losses, returns
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import PPOConfig
-from torchbeast.core.algos.on_policy import OnPolicy, shuffled
+from torchbeast.core.algos.on_policy import OnPolicy, chosen, shuffled
 from torchbeast.core.algos.unroll import policies_and_values, unroll
 from torchbeast.core.base.nest import flatten, map_leaves
 from torchbeast.core.losses import Mean
@@ -77,8 +77,8 @@ class PPO(OnPolicy):
         """Returns explained_variance, 1 - var(vs - V) / var(vs), unless all vs are equal: 1 for
         perfect values, 0 for values that say nothing.
         """
-        targets = _chosen(batch.extras["value_targets"][1:], batch.mask)
-        errors = _chosen(batch.extras["advantages"][1:], batch.mask)
+        targets = chosen(batch.extras["value_targets"][1:], batch.mask)
+        errors = chosen(batch.extras["advantages"][1:], batch.mask)
         variance = targets.var(correction=0) if len(targets) else 0.0
         if not variance > 0:
             return {}
@@ -139,15 +139,12 @@ class PPO(OnPolicy):
     def _baseline_loss(
         self, values: Tensor, extras: Mapping[str, Tensor], minibatch: Rollout
     ) -> Tensor:
-        config, how, mask = self.config, self.reduction, minibatch.mask
-        targets, old_values = (
-            self.scale.normal(extras[name], minibatch) for name in ("value_targets", "old_values")
-        )
+        how, mask, clip = self.reduction, minibatch.mask, self.config.clip_param
+        targets = self.scale.normal(extras["value_targets"], minibatch)
         values = losses.masked(values, self.scale.known(values, minibatch))  # as the targets
-        if config.use_clipped_value_loss:
-            return losses.clipped_baseline_loss(
-                values, old_values, targets, config.clip_param, how, mask
-            )
+        if self.config.use_clipped_value_loss:
+            old_values = self.scale.normal(extras["old_values"], minibatch)
+            return losses.clipped_baseline_loss(values, old_values, targets, clip, how, mask)
         return losses.baseline_loss(targets - values, how, mask)
 
     def stops_after(self, metrics: Mapping[str, float]) -> bool:
@@ -175,12 +172,7 @@ def _of_ratios(log_ratios: Tensor, clip: float, mask: Tensor | None) -> dict[str
 
 def _normalised(advantages: Tensor, valid: Tensor | None) -> Tensor:
     """Returns advantages [T+1, B] with mean 0 and deviation 1 over the valid steps [T, B]."""
-    seen = _chosen(advantages[1:], valid)
+    seen = chosen(advantages[1:], valid)
     if not len(seen):
         return advantages
     return (advantages - seen.mean()) / (seen.std(correction=0) + 1e-8)
-
-
-def _chosen(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Returns the values [T, B] where the mask is true, in one dimension; None: all."""
-    return values.flatten() if mask is None else values[mask]

@@ -26,11 +26,10 @@ from torchbeast.core.actors.contract import ModelInputs, ModelOutput
 from torchbeast.core.actors.off_policy import QNetwork, discrete
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import PQNConfig
-from torchbeast.core.algos.off_policy import EpsilonGreedy
+from torchbeast.core.algos.off_policy import EpsilonGreedy, value_metrics
 from torchbeast.core.algos.on_policy import rewards_and_discounts, shuffled
 from torchbeast.core.algos.unroll import policies_and_values, unroll
 from torchbeast.core.base.nest import Nest, map_leaves
-from torchbeast.core.losses import Mean
 from torchbeast.core.storages.rollout import Rollout
 
 
@@ -79,11 +78,8 @@ class PQN(EpsilonGreedy[Rollout]):
         values = discrete(self.actor).chosen(q_values, actions)
         errors = minibatch.extras["value_targets"][1:].float() - values
         mask = minibatch.mask
-        metrics: dict[str, Tensor | Mean] = {
-            "mean_value": losses.mean(values.detach(), mask),
-            "value_error": losses.mean(errors.detach().abs(), mask),
-        }
-        return Losses({"value_loss": losses.baseline_loss(errors, self.reduction, mask)}, metrics)
+        terms = {"value_loss": losses.baseline_loss(errors, self.reduction, mask)}
+        return Losses(terms, value_metrics(values, errors, mask))
 
     def _model(self, inputs: ModelInputs, state: Nest[Tensor]) -> ModelOutput:
         """Returns Q [T', B, n] in place of policies, and as values max_a Q, both float32."""

@@ -25,11 +25,11 @@ from torchbeast.core.actors.networks import pair_of
 from torchbeast.core.actors.off_policy import CORE_STATE, RecurrentQNetwork, discrete
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import R2D2Config
-from torchbeast.core.algos.off_policy import WithTarget
+from torchbeast.core.algos.off_policy import WithTarget, value_metrics
 from torchbeast.core.algos.on_policy import rewards_and_discounts
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.base.nest import Nest, map_leaves
-from torchbeast.core.losses import Mean, masked
+from torchbeast.core.losses import masked
 from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout
 
@@ -91,10 +91,7 @@ class R2D2(WithTarget[Rollout]):
         mask, weights = minibatch.mask, minibatch.weights
         errors = masked(targets - chosen, mask)
         weighted = errors if weights is None else errors * weights[1:].sqrt()
-        metrics: dict[str, Tensor | Mean] = {
-            "mean_value": losses.mean(chosen.detach(), mask),
-            "value_error": losses.mean(errors.detach().abs(), mask),
-        }
+        metrics = value_metrics(chosen, errors, mask)
         terms = {"value_loss": losses.baseline_loss(weighted, self.reduction, mask)}
         return Losses(terms, metrics, Feedback(priorities=self._priorities(errors, mask)))
 

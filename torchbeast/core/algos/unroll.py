@@ -70,7 +70,7 @@ def unroll(model: Model, rollout: Rollout, burn_in: int = 0) -> Unrolled:
         here = ((start < rows) & (rows <= end)).nonzero().flatten() if len(rows) else rows
         if len(here):
             where = rows[here], columns[here]
-            finals = _final_values(model, rollout, here, *where, state)
+            finals = _final_values(model, rollout, here, where, state)
             final_values[where[0] - 1, where[1]] = finals
         if end == rollout.unroll_length and rollout.feeds_back:
             final_state = map_leaves(Tensor.detach, state)
@@ -135,22 +135,17 @@ def inputs_of_rows(rollout: Rollout, start: int, end: int) -> ModelInputs:
 
 @torch.no_grad()
 def _final_values(
-    model: Model,
-    rollout: Rollout,
-    which: Tensor,
-    rows: Tensor,
-    columns: Tensor,
-    state: Nest[Tensor],
+    model: Model, rollout: Rollout, which: Tensor, where: tuple[Tensor, Tensor], state: Nest[Tensor]
 ) -> Tensor:
-    """Returns values [K'] of the final observations `which` [K'], in these rows and columns [K'].
+    """Returns values [K'] of the final observations `which` [K'].
 
-    state: of all columns, before the reset.
+    where: their rows and columns, [K'] each. state: of all columns, before the reset.
     """
     inputs = ModelInputs(
         observation=map_leaves(lambda leaf: leaf[which].unsqueeze(0), rollout.final_observation),
-        reward=rollout.reward[rows, columns].unsqueeze(0),
-        done=torch.zeros_like(rollout.done[rows, columns]).unsqueeze(0),
-        last_action=map_leaves(lambda leaf: leaf[rows, columns].unsqueeze(0), rollout.action),
+        reward=rollout.reward[where].unsqueeze(0),
+        done=torch.zeros_like(rollout.done[where]).unsqueeze(0),
+        last_action=map_leaves(lambda leaf: leaf[where].unsqueeze(0), rollout.action),
     )
-    values: Tensor = model(inputs, map_leaves(lambda leaf: leaf[:, columns], state)).baseline
+    values: Tensor = model(inputs, map_leaves(lambda leaf: leaf[:, where[1]], state)).baseline
     return values.squeeze(0).float()

@@ -214,6 +214,20 @@ def check_takes(
         raise SpecError(f"{name}: {error}; it takes {takes}, got {values_in(kwargs)}") from None
 
 
+def check_kwarg(holds: bool, name: str, expected: str, value: object) -> None:
+    """Raises SpecError unless a keyword argument of a model is as expected."""
+    if not holds:
+        raise SpecError(
+            f"the model's keyword argument {name} must be {expected}, got {json.dumps(value)}"
+        )
+
+
+def check_count(name: str, value: object) -> None:
+    """Raises SpecError unless a keyword argument of a model can be a number of units or layers."""
+    is_count = type(value) is int and value >= 1  # True is an int too
+    check_kwarg(is_count, name, "a whole number, at least 1", value)
+
+
 def values_in(kwargs: Mapping[str, Any]) -> str:
     """Formats keyword arguments as "hidden=64, depth=2"; "none" without any."""
     return ", ".join(f"{key}={json.dumps(value)}" for key, value in kwargs.items()) or "none"

@@ -29,14 +29,7 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.base.nest import flatten, map_leaves, pack_as
-from torchbeast.core.envs.contract import (
-    MASK,
-    FinalInfo,
-    FiniteCheck,
-    OwnVecEnv,
-    VecStep,
-    picture_of,
-)
+from torchbeast.core.envs.contract import MASK, FiniteCheck, VecStep
 from torchbeast.core.envs.spaces import (
     ArrayNest,
     Discrete,
@@ -45,9 +38,8 @@ from torchbeast.core.envs.spaces import (
     observation_spec,
 )
 from torchbeast.core.envs.sync_vec_env import (
+    PythonVecEnv,
     check_step,
-    check_takes_options,
-    close_all,
     environment_seeds,
     in_bounds,
     read_step,
@@ -63,14 +55,14 @@ def has_agents(env: Any) -> bool:
     return callable(getattr(env, "action_space", None))
 
 
-class AgentsEnv(OwnVecEnv):
+class AgentsEnv(PythonVecEnv):
     """The agents of several games, each a column of num_envs.
 
     Attributes:
         began: bool [games], the games that began in the last step, or in `reset`.
     """
 
-    final_info: FinalInfo
+    _kind = "game"
 
     def __init__(
         self, first: Any, make_game: Callable[[], Any], num_envs: int, env_id: str
@@ -80,12 +72,10 @@ class AgentsEnv(OwnVecEnv):
         Raises UsageError for games that one policy cannot play.
         """
         self.env_id, self.num_envs, self._make_game = env_id, num_envs, make_game
-        self._games = [_parallel(first, env_id)]
-        self._names = list(self._games[0].possible_agents)
+        self._names = list(first.possible_agents)
         self.num_agents = len(self._names)
-        self._games += [
-            _parallel(make_game(), env_id) for _ in range(1, num_envs // self.num_agents)
-        ]
+        self._envs = [first, *(make_game() for _ in range(1, num_envs // self.num_agents))]
+        self._games = [_parallel(env, env_id) for env in self._envs]
         observation, action = _spaces(self._games[0], self._names, env_id)
         with as_usage_error(env_id):
             self.observation_space = observation_spec(observation)
@@ -101,24 +91,12 @@ class AgentsEnv(OwnVecEnv):
         self._check_finite = FiniteCheck(space)
         self._steps = [0] * len(self._games)
         self.began = np.zeros(len(self._games), bool)
-        self._options: Mapping[str, Any] = {}
         self._listed = np.zeros(num_envs, bool)  # agents that their game had in `agents`
         self._plays = np.zeros(num_envs, bool)  # and whose episode has not ended
-        self.final_info = {}
 
     def resized(self, num_envs: int) -> AgentsEnv:
         """Returns the same games for another number of columns, in place of these."""
-        return AgentsEnv(self._games[0], self._make_game, num_envs, self.env_id)
-
-    def set_options(self, options: Mapping[str, Any]) -> None:
-        """Gives the games options, which each gets whenever it is reset from now on.
-
-        Raises UsageError if the `reset` of a game takes no options.
-        """
-        for number, game in enumerate(self._games):
-            env = game.env if isinstance(game, _Turns) else game
-            check_takes_options(env, f"game {number} of {self.env_id}")
-        self._options = dict(options)
+        return AgentsEnv(self._envs[0], self._make_game, num_envs, self.env_id)
 
     def reset(self, seed: int) -> ArrayNest:
         if self.num_envs < self.num_agents:
@@ -169,14 +147,6 @@ class AgentsEnv(OwnVecEnv):
         ended, resets = terminated | truncated, ~before
         seen = self._checked(rows)
         return VecStep(seen, reward, terminated | resets, truncated, ended, final, resets)
-
-    def render(self) -> np.ndarray | None:
-        """Returns a picture of the first game, uint8 [H, W, 3], or None if it renders no array."""
-        return picture_of(self._games[0])
-
-    def close(self) -> None:
-        """Closes every game."""
-        close_all(self._games)
 
     def _columns(self, number: int) -> dict[str, int]:
         """Returns the column of each agent of a game."""
@@ -246,7 +216,7 @@ class AgentsEnv(OwnVecEnv):
         return f"agent {self._names[index]} of {self._where_in(number)}"
 
     def _where_in(self, number: int) -> str:
-        return f"game {number} of {self.env_id}, step {self._steps[number]}"
+        return f"{self._name(number)}, step {self._steps[number]}"
 
 
 def _of_agent(name: str, parts: Sequence[Mapping[str, Any]], is_needed: bool) -> tuple[Any, ...]:
@@ -324,12 +294,6 @@ class _Turns:
         last = self._seen([n for n in playing if n in env.agents and n not in self.agents])
         self._go_on()
         return {**last, **self._seen(self.agents)}, rewards, *ends, infos
-
-    def render(self) -> Any:
-        return getattr(self.env, "render", lambda: None)()
-
-    def close(self) -> None:
-        close_all([self.env])
 
     def _ends(self) -> list[Mapping[str, Any]]:
         """Returns terminations and truncations, or the `dones` of PettingZoo's older interface."""

@@ -10,7 +10,7 @@ compare by value.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -244,9 +244,9 @@ def space_from_json(data: dict[str, Any]) -> Any:
     more entries than an action can have: the bounds of each entry are stored.
     """
     try:
-        if _num_entries(data) > _MOST_ENTRIES:
+        if sum(flatten(_described(data, _num_bounds))) > _MOST_ENTRIES:
             raise ValueError(f"a space may have {_MOST_ENTRIES} entries, got more")
-        return _space_from_json(data)
+        return _described(data, _leaf_from_json)
     except (KeyError, TypeError, AttributeError, OverflowError, SyntaxError) as error:
         raise ValueError(f"not the description of a space: {data!r}") from error
 
@@ -254,28 +254,27 @@ def space_from_json(data: dict[str, Any]) -> Any:
 _MOST_ENTRIES = 1 << 22
 
 
-def _num_entries(data: Any) -> int:
-    match data:
-        case {"type": "Tuple", "spaces": parts}:
-            return sum(map(_num_entries, parts))
-        case {"type": "Dict", "spaces": parts}:
-            return sum(map(_num_entries, parts.values()))
-        case {"type": "ArraySpec"}:
-            return 1  # it has one bound for all entries
-        case {"shape": shape}:
-            return math.prod(abs(int(size)) for size in shape)
-    return 1
-
-
 _LEAVES = {kind.__name__: kind for kind in (Discrete, MultiDiscrete, MultiBinary, Box, ArraySpec)}
 
 
-def _space_from_json(data: dict[str, Any]) -> Any:
+def _described(data: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Returns leaf(description) for every leaf of a described space, as a nest."""
     match data:
         case {"type": "Tuple", "spaces": parts}:
-            return tuple(_space_from_json(entry) for entry in parts)
+            return tuple(_described(part, leaf) for part in parts)
         case {"type": "Dict", "spaces": parts}:
-            return {key: _space_from_json(entry) for key, entry in sorted(parts.items())}
+            return {key: _described(part, leaf) for key, part in sorted(parts.items())}
+    return leaf(data)
+
+
+def _num_bounds(data: Any) -> int:
+    """Returns how many entries of a described leaf have bounds of their own."""
+    if data["type"] == "ArraySpec" or "shape" not in data:
+        return 1  # an ArraySpec has one bound for all entries
+    return math.prod(abs(int(size)) for size in data["shape"])
+
+
+def _leaf_from_json(data: dict[str, Any]) -> Any:
     values = {name: value for name, value in data.items() if name != "type"}
     return _LEAVES[data["type"]](**values)
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,36 @@ def check_actions(action: ArrayNest, space: Discrete | MultiDiscrete, num_envs: 
     return array.astype(np.int64, copy=False)
 
 
-class SyncVecEnv(OwnVecEnv):
+class PythonVecEnv(OwnVecEnv):
+    """Base class of vector environments that step Python environments one after the other."""
+
+    final_info: FinalInfo = MappingProxyType({})
+    _kind = "environment"  # what messages call one of them
+    _envs: list[Any]
+    _options: Mapping[str, Any] = MappingProxyType({})  # of the next resets
+
+    def set_options(self, options: Mapping[str, Any]) -> None:
+        """Gives the environments options, which each gets whenever it is reset from now on.
+
+        Any thread may call it. Raises UsageError if an environment's `reset` takes no options.
+        """
+        for index, env in enumerate(self._envs):
+            check_takes_options(env, self._name(index))
+        self._options = dict(options)
+
+    def render(self) -> np.ndarray | None:
+        """Returns a picture of environment 0, uint8 [H, W, 3], or None when it renders no array."""
+        return picture_of(self._envs[0])
+
+    def close(self) -> None:
+        """Closes every environment."""
+        close_all(self._envs)
+
+    def _name(self, index: int) -> str:
+        return f"{self._kind} {index} of {self.env_id}"
+
+
+class SyncVecEnv(PythonVecEnv):
     """E Python environments of one kind, stepped one after the other.
 
     Both interfaces are accepted and told apart by the number of values that step returns:
@@ -82,8 +112,6 @@ class SyncVecEnv(OwnVecEnv):
     reuse their buffers. Environments receive actions as numpy scalars or arrays; actions of a Box
     are clipped to its bounds. Exceptions of an environment propagate unchanged.
     """
-
-    final_info: FinalInfo
 
     def __init__(
         self,
@@ -105,7 +133,6 @@ class SyncVecEnv(OwnVecEnv):
         self.env_id = env_id
         self.num_envs = len(env_fns)
         self.observation_keys = tuple(observation_keys)
-        self._options: Mapping[str, Any] = {}
         self._envs = [make_env() for make_env in env_fns]
         env = self._envs[0]
         self.action_space = self._action_space_of(0)
@@ -125,7 +152,6 @@ class SyncVecEnv(OwnVecEnv):
         self._check_finite = FiniteCheck(self.observation_space)
         self._steps = 0  # since the environments were made
         self._began = [0] * self.num_envs  # the step at which the episode began
-        self.final_info = {}
 
     def outermost(self, name: str) -> Any:
         """Returns an attribute of the first environment from its outermost wrapper that has it, or
@@ -135,15 +161,6 @@ class SyncVecEnv(OwnVecEnv):
         while not hasattr(env, name) and hasattr(env, "env"):
             env = env.env
         return getattr(env, name, None)
-
-    def set_options(self, options: Mapping[str, Any]) -> None:
-        """Gives the environments options, which each gets whenever it is reset from now on.
-
-        Any thread may call it. Raises UsageError if an environment's `reset` takes no options.
-        """
-        for index, env in enumerate(self._envs):
-            check_takes_options(env, self._name(index))
-        self._options = dict(options)
 
     def reset(self, seed: int) -> ArrayNest:
         """Starts an episode in every environment; returns observations, leaves [E, ...]."""
@@ -182,17 +199,6 @@ class SyncVecEnv(OwnVecEnv):
         final = pack_as(self.observation_space, last) if finals else None
         seen = pack_as(self.observation_space, rows)
         return VecStep(seen, reward, terminated, truncated, ended, final)
-
-    def render(self) -> np.ndarray | None:
-        """Returns a picture of environment 0, uint8 [H, W, 3], or None when it renders no array."""
-        return picture_of(self._envs[0])
-
-    def close(self) -> None:
-        """Closes every environment."""
-        close_all(self._envs)
-
-    def _name(self, index: int) -> str:
-        return f"environment {index} of {self.env_id}"
 
     def _at_step(self, index: int) -> str:
         return f"{self._name(index)}, step {self._steps - self._began[index]} of the episode"

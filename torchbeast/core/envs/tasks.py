@@ -89,16 +89,13 @@ def dealt(shares: Sequence[float], first: int, count: int) -> list[int]:
         first: Number of the first environment.
         count: Number of environments.
     """
-    counts, before = [0] * len(shares), [0] * len(shares)
-    for number in range(first + count):
-        if number == first:
-            before = list(counts)
-        lacking = [
-            share * (number + 1) - have * sum(shares)
-            for share, have in zip(shares, counts, strict=True)
-        ]
-        counts[lacking.index(max(lacking))] += 1
-    return [now - then for now, then in zip(counts, before, strict=True)] if count else before
+    counts, tasks = [0] * len(shares), []
+    for number in range(1, first + count + 1):
+        pairs = zip(shares, counts, strict=True)
+        lacking = [share * number - have * sum(shares) for share, have in pairs]
+        tasks.append(lacking.index(max(lacking)))
+        counts[tasks[-1]] += 1
+    return [tasks[first:].count(task) for task in range(len(shares))]
 
 
 class TasksEnv(OwnVecEnv):

@@ -159,6 +159,7 @@ class OptimiserStep(Generic[BatchT]):
         is_only = len(algo.optimisers) == 1
         self._minimisers = [_Minimiser(*item, is_only) for item in algo.optimisers.items()]
         parameters = [p for minimiser in self._minimisers for p in minimiser.parameters]
+        _check_parts(algo, parameters)
         self._joining = JointGradients(parameters, algo.reduction)
         self.statistics = Statistics(algo)
         self.schedules = Schedules(algo, total_steps, config.warmup_steps)
@@ -190,6 +191,8 @@ class OptimiserStep(Generic[BatchT]):
         `losses` returns terms that cannot be minimised. The weights are then as the previous
         minibatch left them.
         """
+        learnt: list[tuple[dict[str, float], MinibatchReport]] = []
+        find = self._found if self._ranks is None else self._found_together
         with self.restored_on_error():
             if self._ranks is None:
                 with torch.no_grad():
@@ -198,7 +201,12 @@ class OptimiserStep(Generic[BatchT]):
             else:
                 self.statistics.join(batch, self._ranks)
                 minibatches, of_batch = self.begin(batch)
-            learnt = list(self._learnt(minibatches, batch.env_steps))
+            for number, minibatch in enumerate(minibatches):
+                report = find(minibatch, number, 0 if number else batch.env_steps)
+                metrics = self._apply(report)
+                learnt.append((metrics, report))
+                if metrics and self.algo.stops_after(metrics):
+                    break
             if not learnt:
                 raise ValueError("minibatches() yielded none: yield one or more for each batch")
         metrics = means(report for report, _ in learnt) | of_batch
@@ -294,20 +302,6 @@ class OptimiserStep(Generic[BatchT]):
     def _set_schedules(self) -> Mapping[str, float]:
         self._scheduled = self.schedules.set()
         return self.algo.schedule()
-
-    def _learnt(
-        self, minibatches: Iterator[BatchT], env_steps: int
-    ) -> Iterator[tuple[dict[str, float], MinibatchReport]]:
-        """Learns from one minibatch after the other; yields the metrics of each, and what all
-        learners found in it.
-        """
-        for number, minibatch in enumerate(minibatches):
-            find = self._found if self._ranks is None else self._found_together
-            report = find(minibatch, number, 0 if number else env_steps)
-            metrics = self._apply(report)
-            yield metrics, report
-            if metrics and self.algo.stops_after(metrics):
-                return
 
     def _found(self, minibatch: BatchT, number: int, env_steps: int) -> MinibatchReport:
         """Computes the gradients of a minibatch; returns what else was found in it."""
@@ -426,6 +420,24 @@ class OptimiserStep(Generic[BatchT]):
         saving.restore(self.algo, state)
         self.algo.counters = counters
         self._set_schedules()
+
+
+def _check_parts(algo: Algorithm[Any], parameters: Sequence[nn.Parameter]) -> None:
+    """Raises ValueError unless optimisers divide parameters among themselves, and models have names
+    that a module can have.
+    """
+    name = type(algo).__name__
+    if not parameters:
+        raise ValueError(f"{name} has no optimiser with parameters: set self.optimisers")
+    if len({*map(id, parameters)}) < len(parameters):
+        raise ValueError(
+            f"{name}: two optimisers have the same parameter, and both would move it by the "
+            "gradients of both: give every parameter to one optimiser"
+        )
+    try:
+        nn.ModuleDict(algo.models)
+    except KeyError as error:
+        raise ValueError(f"{name}.models: {error.args[0]}: use another name") from error
 
 
 class _Minimiser:

@@ -70,7 +70,10 @@ class ReplayReader:
 
     def into(self, array: np.ndarray) -> None:
         """Reads a contiguous array."""
-        self._read_into(_bytes(array))
+        data = _bytes(array)
+        count = self._file.readinto(data)  # type: ignore[attr-defined]
+        require(count == len(data), "the file ends too early")
+        self._checksum = zlib.crc32(data, self._checksum)
 
     def array(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """Returns the next array."""
@@ -85,14 +88,7 @@ class ReplayReader:
         require(written == computed, f"its checksum is {computed:08x}, not {written:08x}")
 
     def _read(self, size: int) -> bytes:
-        data = bytearray(size)
-        self._read_into(memoryview(data))
-        return bytes(data)
-
-    def _read_into(self, data: memoryview) -> None:
-        count = self._file.readinto(data)  # type: ignore[attr-defined]
-        require(count == len(data), "the file ends too early")
-        self._checksum = zlib.crc32(data, self._checksum)
+        return self.array((size,), "uint8").tobytes()
 
 
 def integer(value: Any) -> int:

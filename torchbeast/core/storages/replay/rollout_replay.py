@@ -9,8 +9,8 @@
 
 An episode is what lies between two rows that are `done`. It can be sampled as soon as its end and
 the T + 1 rows from its first one on are stored, until its first row is overwritten: first in, first
-out. A window may run on into the environment's next episode, as rollouts do. Recurrent state is not
-stored.
+out. A window may run on into the environment's next episode, as rollouts do. A rollout's first
+recurrent state is not stored; R2D2 has those of all rows among its extras.
 
 By priority, as in R2D2 (Kapturowski et al. 2019), windows begin where rollouts do, and every
 `stride` rows between, in any episode:

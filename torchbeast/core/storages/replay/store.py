@@ -3,7 +3,7 @@
 
     insert    columns [T+1, B] --> rows 1..T, newest frames only --> ring of chunks
 
-First in, first out. Recurrent state is not stored.
+First in, first out. Of recurrent states only R2D2's are stored, among the extras.
 """
 
 from __future__ import annotations
@@ -242,6 +242,7 @@ class RolloutStore(ABC):
             "sampled": self.sampled,
             **self._sampling_state(),
             "has_priorities": has_priorities,
+            "exponent": self._exponent,
             "generator": self._generator.bit_generator.state,
         }
         writer = ReplayWriter(file, header)
@@ -287,7 +288,10 @@ class RolloutStore(ABC):
         self._generator.bit_generator.state = header["generator"]
         if has_priorities and self._exponent is not None:
             rows = np.array(self._ring.rows, np.int64) % self._ring.num_rows
-            self._tree.set(rows, saved[len(saved) - len(rows) :])
+            known = saved[len(saved) - len(rows) :]
+            power = self._exponent / (header.get("exponent") or self._exponent or 1.0)
+            self._tree.set(rows, np.where(known > 0, known**power, 0.0))
+            header["highest"] = header.get("highest", 1.0) ** power
         self._restore_sampling(header, has_priorities)
 
     def _saved(self, trajectory: Trajectory) -> list[int]:
