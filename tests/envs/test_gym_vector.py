@@ -538,3 +538,24 @@ def test_a_vector_environment_shows_its_first_environment(make: Any, is_drawn: b
         drawn = picture_of(env)
         assert (drawn is not None) == is_drawn
         assert drawn is None or drawn.shape == (2, 4, 3)
+
+
+class ShownByBaselines(OfStableBaselines):
+    render_mode = "rgb_array"
+
+    def get_images(self) -> Any:
+        return [env.render() for env in self.envs]
+
+
+class ShownTensors(Tensors):
+    render_mode = "rgb_array"
+
+    def render(self) -> Any:
+        return torch.full((E, 2, 4, 3), 7, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("kind", [ShownByBaselines, ShownTensors])
+def test_vector_environments_of_others_show_their_first_environment(kind: Any) -> None:
+    with closing(vec_env_of(lambda num_envs: kind(Shown), {}, E, "x")) as env:
+        drawn = picture_of(env)
+        assert drawn is not None and drawn.shape == (2, 4, 3)

@@ -429,6 +429,11 @@ def test_gray_levels_of_any_dtype_are_shown_as_they_are(dtype: str) -> None:
     assert (to_frame(np.full((1, 36, 36, 1), 100, dtype)) == 100).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_small_numbers_are_visible(dtype: str) -> None:
+    assert (to_frame(np.full((1, 36, 36, 1), 5, dtype)) == 255).all()
+
+
 class Late:
     """Episodes of three steps that begin one step late; notes the actions that count."""
 

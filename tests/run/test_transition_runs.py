@@ -158,6 +158,12 @@ def test_a_resumed_run_that_ends_before_its_replay_is_filled_says_so(
 ) -> None:
     words = ["--algo", "dqn", "--replay_size", "2000", "--learn_start", "500"]
     settings = config(*words, "--total_steps", "1000")
-    for first_step, is_said in ((400, False), (600, True), (0, False)):
+    for first_step, is_said in (
+        (400, False),
+        (600, True),
+        (0, False),
+        (1000, False),
+        (1003, False),
+    ):
         transition_source(Mock(), replay_of(2000), settings, first_step)
         assert ("Only one update follows" in capsys.readouterr().out) == is_said

@@ -140,10 +140,10 @@ class TestSpareColumns:
 
     def test_batches_use_the_same_memory_again_and_again(self) -> None:
         with playing_locally(CASES["stacked-lstm"], spare_columns=SPARE) as running:
-            batches = itertools.islice(running.source.batches(), 12)
+            batches = itertools.islice(running.source.batches(), 40)
             addresses = {rollout.observation.data_ptr() for rollout in batches}
         assert running.supervisor.failure is None
-        assert len(addresses) < 6
+        assert len(addresses) < 20  # other arrays of about that size take turns with them
 
 
 def assert_same(a: Rollout, b: Rollout) -> None:

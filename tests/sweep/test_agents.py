@@ -62,6 +62,7 @@ def test_agents_that_differ_in_their_seed_alone_are_compared_as_one() -> None:
         (["--env", "mine:make"], True),
         (["--env", "envpool:Pong-v5"], False),
         (["--env", "pettingzoo:mpe/simple_spread_v3"], False),
+        (["--env", "my_envs.pettingzoo:make"], True),
     ],
 )
 def test_code_of_the_user_is_sent_to_the_nodes_of_a_cluster(

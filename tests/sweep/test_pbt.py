@@ -218,6 +218,8 @@ def test_settings_that_cannot_change_and_few_members_are_refused(tmp_path: Path)
     late = ["--algo", "dqn", "--learn_start", "60", "--total_steps", "100"]
     with pytest.raises(UsageError, match="never begins after --learn_start 60 in rounds of 50"):
         Population([dataclasses.replace(each, words=late) for each in agents], VALUES, 2)
+    kept = [*late, "--checkpoint_replay"]  # the next round continues with the replay
+    Population([dataclasses.replace(each, words=kept) for each in agents], VALUES, 2)
 
 
 def test_a_failure_in_a_round_is_told_before_the_next(

@@ -288,7 +288,7 @@ def _visible(image: np.ndarray) -> np.ndarray:
     newest = image if len(image) == 3 else image[-1:]
     if newest.dtype == np.uint8:
         return newest
-    largest = 255 if newest.max(initial=0) > 1 else 1  # gray levels, or numbers from 0 to 1
+    largest = 255 if newest.max(initial=0) > 16 else 1  # gray levels, or small numbers
     return (np.clip(newest, 0, largest) * (255 // largest)).astype(np.uint8)
 
 

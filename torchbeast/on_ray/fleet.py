@@ -157,7 +157,7 @@ class RayFleet(AbstractContextManager["RayFleet"]):
         """Uses the caller's connection, joins a cluster, or starts Ray here.
 
         run: name of the run, the prefix of the names of its actors.
-        own_code: whether environment or network are in a module of the user.
+        own_code: whether the nodes must import a module of the user.
         actors: None: actors that play rollouts, with the settings of the Config.
 
         Raises RunError without Ray or a cluster, and UsageError if the learner's resources are not

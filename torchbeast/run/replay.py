@@ -147,7 +147,7 @@ def transition_source(
         rollouts.batch_size, rollouts.unroll_length, config.total_steps
     )
     left, missing = config.total_steps - first_step, settings.learn_start - replay.size
-    if first_step and missing >= left:
+    if first_step and 0 < left <= missing:
         say(
             f"Only one update follows: the replay collects {missing:,} steps first (learn_start), "
             f"and {left:,} are left until total_steps. Use a smaller learn_start, or more steps."

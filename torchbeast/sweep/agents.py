@@ -127,7 +127,7 @@ def _agent(plan: SweepPlan, settings: Mapping[str, str], folder: Path) -> AgentR
         episodes=flags.display.episodes_for_avg,
         seed=flags.run.seed,
         has_own_code=any(
-            ":" in re.sub(r"\b(envpool|pettingzoo):", "", str(value))  # of packages
+            ":" in re.sub(r"(?<![\w.])(envpool|pettingzoo):", "", str(value))  # of packages
             for name, value in flatten(flags).items()
             if name in ("env", "model", "algo", "callback") or name.endswith("_schedule")
         ),

@@ -101,11 +101,12 @@ class Population:
                 f"--rounds {rounds} is more than --total_steps {steps}: use fewer rounds, or more "
                 "steps"
             )
-        start = parsed.replay.learn_start
-        if parsed.learns_from_transitions and start >= steps // rounds:
+        start, is_kept = parsed.replay.learn_start, parsed.replay.checkpoint_replay
+        if parsed.learns_from_transitions and not is_kept and start >= steps // rounds:
             raise UsageError(
                 f"training never begins after --learn_start {start} in rounds of {steps // rounds} "
-                "steps: use a smaller --learn_start, fewer --rounds, or more steps"
+                "steps: use a smaller --learn_start, fewer --rounds, more steps, or "
+                "--checkpoint_replay"
             )
         self._values, self._rounds = values, rounds
         self._folder = agents[0].folder.parent

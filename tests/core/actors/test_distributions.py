@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch import distributions as td
 
-from torchbeast.core.actors.distributions import distribution_for
+from torchbeast.core.actors.distributions import Gaussian, distribution_for
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.envs.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from torchbeast.errors import UsageError
@@ -147,6 +147,15 @@ def test_the_mean_log_prob_of_samples_is_the_negative_entropy(space: Any) -> Non
 def test_a_space_of_gymnasium_without_a_distribution_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="type Text is not supported"):
         distribution_for(gymnasium.spaces.Text(3))
+
+
+def test_a_distribution_of_ones_own_may_be_a_part_of_a_product() -> None:
+    class Own(Gaussian):
+        def __init__(self, box: Box) -> None:
+            super().__init__(box)
+            del self.deviations  # which only built-in networks need
+
+    assert distribution_for((Discrete(2), PENDULUM), Own).deviations == [False] * 6
 
 
 def test_categorical_samples_come_as_often_as_their_probability() -> None:

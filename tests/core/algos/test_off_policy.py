@@ -27,6 +27,7 @@ from off_policy import (
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import StepConfig
+from torchbeast.core.algos.optimisers import Adam
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
@@ -198,16 +199,19 @@ def test_a_term_that_no_optimiser_minimises_is_an_error(other: str) -> None:
         step.update(two_transitions())
 
 
-@pytest.mark.parametrize("mistake", ["shared", "name", "none"])
+@pytest.mark.parametrize("mistake", ["shared", "twice", "name", "none"])
 def test_parts_that_do_not_work_together_are_refused_at_once(mistake: str) -> None:
     algo = Toy(LinearActor(), ToyConfig())
     if mistake == "shared":
         algo.optimisers["actor"] = torch.optim.SGD(algo.critic.parameters(), 0.1)
+    elif mistake == "twice":
+        both = [*algo.critic.parameters(), *algo.critic.parameters()]
+        algo.optimisers = {"critic": Adam(both, lr=0.1)}
     elif mistake == "name":
         algo.models["values"] = algo.models.pop("critic")
     else:
         algo.optimisers = {}
-    with pytest.raises(ValueError, match="same parameter|attribute 'values'|no optimiser"):
+    with pytest.raises(ValueError, match="same parameter twice|attribute 'values'|no optimiser"):
         OptimiserStep(algo, StepConfig(), total_steps=10)
 
 

@@ -51,7 +51,8 @@ class ActionDistribution(ABC):
         num_params: Size of the last dimension of params.
         num_features: Size of the last dimension of features().
         num_actions: Number of (joint) actions; None if they are continuous.
-        deviations: Whether each of the params is the log of a deviation.
+        deviations: Whether each of the params is the log of a deviation. Only built-in networks
+            need it.
     """
 
     num_params: int
@@ -226,7 +227,11 @@ class Joint(ActionDistribution):
         self.num_features = sum(part.num_features for part in parts)
         counts = [part.num_actions for part in parts]
         self.num_actions = None if None in counts else math.prod(n for n in counts if n is not None)
-        self.deviations = [is_deviation for part in parts for is_deviation in part.deviations]
+        self.deviations = [
+            is_deviation
+            for part in parts  # a user's own need not say it
+            for is_deviation in getattr(part, "deviations", [False] * part.num_params)
+        ]
 
     @abstractmethod
     def _pack(self, leaves: list[Any]) -> Nest[Tensor]:

@@ -142,7 +142,8 @@ class GymVectorEnv(OwnVecEnv):
         if attribute_of(self._env, "render_mode") != "rgb_array":
             return None
         drawn: Any = self._env.render()
-        first = drawn[0] if isinstance(drawn, (tuple, list)) and drawn else drawn
+        has_all = isinstance(drawn, (tuple, list)) or getattr(drawn, "ndim", 0) == 4
+        first = drawn[0] if has_all and len(drawn) else drawn
         return first if isinstance(first, np.ndarray) and first.ndim == 3 else None
 
     def close(self) -> None:
@@ -347,6 +348,9 @@ class _OfStableBaselines:
         told = {"final_obs": last, "final_info": infos}
         return observation, reward, done & ~np.array(cut), cut, told
 
+    def render(self) -> Any:
+        return self._env.get_images()
+
     def close(self) -> None:
         self._env.close()
 
@@ -398,6 +402,9 @@ class _OfTensors:
             last = infos.get("final_obs", infos.get("final_observation"))
             told["final_obs"] = last if last is None else map_leaves(_as_array, last)
         return observation, reward, terminated, truncated, told
+
+    def render(self) -> Any:
+        return _as_array(self._env.render())
 
     def close(self) -> None:
         self._env.close()

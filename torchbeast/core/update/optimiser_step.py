@@ -431,8 +431,8 @@ def _check_parts(algo: Algorithm[Any], parameters: Sequence[nn.Parameter]) -> No
         raise ValueError(f"{name} has no optimiser with parameters: set self.optimisers")
     if len({*map(id, parameters)}) < len(parameters):
         raise ValueError(
-            f"{name}: two optimisers have the same parameter, and both would move it by the "
-            "gradients of both: give every parameter to one optimiser"
+            f"{name}: its optimisers have the same parameter twice, and would move it twice in "
+            "every step: give every parameter once, to one optimiser"
         )
     try:
         nn.ModuleDict(algo.models)
