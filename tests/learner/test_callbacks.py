@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from small_schemes import scheme_of
@@ -286,17 +287,20 @@ def test_an_interrupt_at_the_end_still_writes_the_checkpoint(tmp_path: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         learner.step()
     assert torchbeast.load_checkpoint(tmp_path / "run" / "model.tar")["stats"]["step"] == STEPS
+    assert calls[-1] == ("Noting", "end", STEPS)
 
 
 def test_an_interrupt_while_threads_are_awaited_still_writes_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = Learner(scheme_of(), 10**6, tmp_path / "run")
+    calls: list[Any] = []
+    learner = Learner(scheme_of(), 10**6, tmp_path / "run", callbacks=[Noting(calls)])
     learner.step()
-    monkeypatch.setattr(Supervisor, "join", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(Supervisor, "join", Mock(side_effect=[KeyboardInterrupt, []]))
     with pytest.raises(KeyboardInterrupt):
         learner.close()
     assert torchbeast.load_checkpoint(tmp_path / "run" / "model.tar")["stats"]["step"] == STEPS
+    assert calls[-1] == ("Noting", "end", STEPS)
 
 
 def test_a_checkpoint_that_cannot_be_written_at_the_end_is_an_error(
@@ -314,6 +318,15 @@ def no_room(*_: object) -> None:
 
 
 # --- state
+
+
+def test_the_state_of_a_callback_may_have_a_number_of_numpy(tmp_path: Path) -> None:
+    callbacks = [Remembering(np.float64(0.5))]
+    with Learner(scheme_of(), 10**6, tmp_path / "run", callbacks=callbacks) as learner:
+        learner.step()
+    again = Remembering()
+    Learner(scheme_of(), 10**6, tmp_path / "run", callbacks=[again]).close()
+    assert again.count == 0.5
 
 
 def test_the_state_of_a_callback_is_resumed_and_restored(tmp_path: Path) -> None:
@@ -633,11 +646,15 @@ def test_a_run_from_another_ones_checkpoint_keeps_a_best_of_its_own(tmp_path: Pa
     assert best_step(tmp_path / "b") == 2 * STEPS
 
 
-def test_an_evaluation_that_is_used_for_a_second_run_begins_anew(tmp_path: Path) -> None:
-    evaluation = Evaluation(STEPS)
+@pytest.mark.parametrize("keep_best", [True, False])
+def test_an_evaluation_that_is_used_for_a_second_run_begins_anew(
+    tmp_path: Path, keep_best: bool
+) -> None:
+    evaluation = Evaluation(STEPS, keep_best=keep_best)
     for name, score in (("a", 5.0), ("b", 4.0)):
         learner = Scored(scheme_of(), 10**6, tmp_path / name, callbacks=[evaluation])
         learner.scores = (score,)
         learner.step()
         learner.close()
-        assert evaluation.best == score and best_step(tmp_path / name) == STEPS
+        assert evaluation.best == score
+        assert not keep_best or best_step(tmp_path / name) == STEPS

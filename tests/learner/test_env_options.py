@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -150,7 +151,7 @@ def test_options_that_cannot_be_sent_are_refused(tmp_path: Path) -> None:
 
 def test_gradient_workers_do_not_pass_options_on(tmp_path: Path) -> None:
     with Learner(scheme_of(envs=ENVS, grad_remote_workers=1), 100, tmp_path / "run") as learner:
-        with pytest.raises(UsageError, match="use a scheme with central updates"):
+        with pytest.raises(UsageError, match="use a scheme without grad_remote_workers"):
             learner.set_env_options({"level": 1})
         learner.step()
     assert "env_options" not in checkpoints.load(tmp_path / "run" / "model.tar")
@@ -165,3 +166,14 @@ def test_an_environment_of_another_interface_says_that_it_takes_none(
         learner.set_env_options({"level": 1})
         with pytest.raises(UsageError, match=f"{env_id} takes no options: only"):
             learner.step()
+
+
+class Level(enum.IntEnum):
+    HARD = 3
+
+
+def test_options_are_kept_as_json_has_them(tmp_path: Path) -> None:
+    with Learner(scheme_of(envs=ENVS), 10**6, tmp_path / "run") as learner:
+        learner.set_env_options({"level": Level.HARD})
+        learner.step()
+    assert checkpoints.load(tmp_path / "run" / "model.tar")["env_options"] == {"level": 3}

@@ -293,6 +293,26 @@ def test_a_cell_that_is_run_again_ends_the_learner_before(tmp_path: Path) -> Non
             first.step()
 
 
+def test_a_learner_that_cannot_be_made_leaves_the_one_before_closed(tmp_path: Path) -> None:
+    first = Learner(scheme_of(), 10 * STEPS, tmp_path / "run")
+    first.step()
+    with pytest.raises(UsageError, match="^algo must be ppo"):
+        Learner(impala_of(), 10 * STEPS, tmp_path / "run")
+    with pytest.raises(UsageError, match="it was closed after 20 steps; make another Learner"):
+        first.step()
+
+
+class Refusing:
+    def open(self, run: Any) -> Any:
+        raise UsageError("no account")
+
+
+def test_a_run_that_cannot_be_assembled_was_not_successful(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no account"):
+        Learner(scheme_of(), 100, tmp_path / "run", loggers=[Refusing()])
+    assert json.loads((tmp_path / "run" / "meta.json").read_text())["successful"] is False
+
+
 @pytest.mark.parametrize(
     ("other", "sentence"),
     [

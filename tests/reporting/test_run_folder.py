@@ -354,3 +354,15 @@ def test_a_signal_before_a_part_begins_does_not_make_the_failed_one_before_succe
         signal.raise_signal(signal.SIGTERM)
         raise RunError("the run has ended")  # as `Supervisor.check_goes_on` does
     assert not meta(tmp_path / "a")["successful"]
+
+
+def test_a_warning_is_shown_once_while_a_process_has_two_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = RunFolder(tmp_path / "a", {}), RunFolder(tmp_path / "b", {})
+    logging.getLogger("torchbeast.actors").warning("a worker died")
+    first.finish(successful=True)
+    logging.getLogger("torchbeast.actors").warning("another one died")
+    second.finish(successful=True)
+    said = "Warning: a worker died\nWarning: another one died\n"
+    assert capsys.readouterr().err == said

@@ -120,8 +120,8 @@ class GradientWorkers(JointLearner):
     def set_env_options(self, options: Mapping[str, Any]) -> None:
         """Raises UsageError: the environments belong to the gradient workers."""
         raise UsageError(
-            "gradient workers do not support options for environments: use a scheme with central "
-            "updates"
+            "gradient workers do not support options for environments: use a scheme without "
+            "grad_remote_workers"
         )
 
     def status(self) -> Mapping[str, float]:

@@ -110,9 +110,10 @@ class Learner(RunningLearner):
         self._config = _run_config(log_dir or scheme.train_envs_factory.log_dir, seed)
         if (earlier := _OPEN.get(self._config.folder)) is not None:
             earlier.close()  # the cell of a notebook that is run again
-            earlier._ended_by = _OTHER_LEARNER
         _check_goes_on(self._config.folder)
         self._open(None)
+        if earlier is not None:
+            earlier._ended_by = _OTHER_LEARNER
 
     @property
     def actor(self) -> Actor:
@@ -227,7 +228,9 @@ class Learner(RunningLearner):
                 folder = RunFolder(self._config.folder, dict(plan.recorded))
                 # Whatever `ending` refers to outlives a forgotten Learner: not one of its methods.
                 ending.callback(
-                    lambda: folder.finish(supervisor.failure is None, supervisor.reason == DONE)
+                    lambda: folder.finish(  # it has not ended if it could not be assembled
+                        supervisor.ended and supervisor.failure is None, supervisor.reason == DONE
+                    )
                 )
                 self._run = LearnerRun(plan, Session(supervisor, folder), resumed)
                 training = self._run.training(self._callbacks.entries, ending, own)

@@ -55,6 +55,7 @@ _ATTEMPTS = 20
 _PAUSE_S = 0.01
 
 _LISTED = 5  # runs in a message
+_SHOWING: list[logging.Handler] = []  # warnings of the open runs; the first one prints them
 
 # Other variables of Slurm may be credentials, for example SLURM_JWT.
 _OF_SLURM = ("SLURM_JOB_", "SLURM_ARRAY_", "SLURM_CLUSTER_NAME", "SLURM_RESTART_COUNT")
@@ -360,9 +361,12 @@ def _logged_to(path: Path) -> Iterator[None]:
     logger = logging.getLogger(LOGGER_NAME)
     logger.setLevel(logging.INFO)
     logger.propagate = False
+    shown.addFilter(lambda record: _SHOWING[0] is shown)
+    _SHOWING.append(shown)
     for handler in (file, shown):
         logger.addHandler(handler)
     yield
+    _SHOWING.remove(shown)
     for handler in (file, shown):
         logger.removeHandler(handler)
         handler.close()

@@ -20,7 +20,7 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ import torch
 
 from torchbeast.core.actors.contract import Actor
 from torchbeast.core.base.checks import at_least
+from torchbeast.core.base.computing import numpys_scalars
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.errors import UsageError, expanded
@@ -80,8 +81,9 @@ class Callback:
 
         Args:
             learner: The running learner.
-            metrics: The row of logs.csv, with the numbers that earlier callbacks have added.
-                Numbers that you add become columns in every log.
+            metrics: The row of logs.csv without step (see learner.steps), _tick and _time, with the
+                numbers that earlier callbacks have added. Numbers that you add become columns in
+                every log.
         """
 
     def on_end(self, learner: RunningLearner) -> None:
@@ -205,9 +207,9 @@ class RunningLearner:
                     learner.set_env_options({"level": learner.steps // 100_000})
             ```
         """
-        json.dumps(dict(options))
-        self._training.source.set_env_options(dict(options))
-        self._callbacks.env_options = dict(options)
+        plain: dict[str, Any] = json.loads(json.dumps(dict(options)))  # also where it is an enum
+        self._training.source.set_env_options(plain)
+        self._callbacks.env_options = plain
 
     def print_info(self) -> None:
         """Prints a line about the run: steps, steps per second, episodes, mean return and loss."""
@@ -389,11 +391,15 @@ class Callbacks:
         """Calls on_end of those that have started, even if one fails. The first failure is the
         run's, unless it has one.
         """
-        for callback in self._started:
-            try:
-                callback.on_end(learner)
-            except Exception as error:
-                self._supervisor.fail_at_end(f"callback {callback.name}", error)
+        with ExitStack() as last:  # in reverse order; an interrupt of one leaves out no other
+            for callback in reversed(self._started):
+                last.callback(self._end_one, callback, learner)
+
+    def _end_one(self, callback: Callback, learner: RunningLearner) -> None:
+        try:
+            callback.on_end(learner)
+        except Exception as error:
+            self._supervisor.fail_at_end(f"callback {callback.name}", error)
 
     @contextmanager
     def _running(self, callback: Callback) -> Iterator[None]:
@@ -479,7 +485,8 @@ def keep_numbers(metrics: dict[str, Any]) -> None:
 def _check_loads(name: str, state: Any) -> None:
     try:
         data = io.BytesIO(checkpoints.as_bytes({"state": state}))
-        torch.load(data, weights_only=True)
+        with numpys_scalars():  # as `checkpoint.load`
+            torch.load(data, weights_only=True)
     except Exception as error:
         raise UsageError(
             f"the state_dict of callback {name} may contain only tensors and plain values, like "

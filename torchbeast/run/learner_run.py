@@ -329,7 +329,9 @@ class LearnerRun:
         and the state before the NaN is in last_good.tar.
         """
         supervisor = self.session.supervisor
-        try:
+        with ExitStack() as last:  # in reverse order, also if Ctrl-C interrupts one of them
+            last.callback(self._save_at_end, training)
+            last.callback(self._end_callbacks, end_callbacks)
             if self._replica is not None and not self._replica.leads:
                 # Its learner threads wait for rank 0, which may evaluate for long.
                 while any(name.startswith("learner") for name in supervisor.join(1.0)):
@@ -340,10 +342,11 @@ class LearnerRun:
                     f"threads that did not end within {_JOIN_S:g} s: {running}; the final "
                     f"checkpoint waits at most {training.patience_s:.0f} s for the current update"
                 )
-            if not any(name.startswith("learner") for name in running):  # which call callbacks
-                end_callbacks()
-        finally:  # also if Ctrl-C interrupts it
-            self._save_at_end(training)
+
+    def _end_callbacks(self, end: Callable[[], object]) -> None:
+        running = self.session.supervisor.join(0.0)
+        if not any(name.startswith("learner") for name in running):  # which call callbacks
+            end()
 
     def _save_at_end(self, training: Training) -> None:
         if self._is_saved and not training.rows.count:

@@ -189,7 +189,9 @@ class Evaluation(_Periodic):
         """
         self.on_end(learner)
         super().on_start(learner)
-        if self._resumed is not None:
+        if self._resumed is None:
+            self.best = -math.inf  # it may have been used for another run
+        else:
             self._last_step, self._resumed = min(self._resumed, learner.steps), None
         self._open(learner)
         if self._last_step < learner.steps >= learner.target_steps:
