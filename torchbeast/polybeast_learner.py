@@ -154,9 +154,12 @@ def _find(
     served = flags.fleet
     wanted, timeout = served.num_envs, served.connect_timeout
     if join_server is not None:
+        size = 1 if replica is None else replica.size
+        least = flags.pipeline.share(size, 1, size).min_streams or 1
         if replica is None:
-            return join_server.find(wanted, timeout, check_goes_on)
-        return join_server.find(wanted, timeout, check_goes_on, functools.partial(_of_all, replica))
+            return join_server.find(wanted, timeout, check_goes_on, min_streams=least)
+        of_all = functools.partial(_of_all, replica)
+        return join_server.find(wanted, timeout, check_goes_on, of_all, least)
     if served.env_servers is None:
         named = [served.pipes_basename or user_basename()]
     else:
@@ -166,11 +169,14 @@ def _find(
 
 def _of_all(replica: Replica, own: int) -> int:
     """Tells the other learners how many environments this one has; returns the sum of the numbers
-    that all told last.
+    that all told last, or 0 while one has none, for which the others would not wait for long.
     """
     replica.ranks.tell(f"{_ENVS}{replica.rank}", str(own))
-    told = (replica.ranks.told(f"{_ENVS}{rank}", lambda: True) for rank in range(replica.size))
-    return sum(int(count or 0) for count in told)
+    told = [
+        replica.ranks.told(f"{_ENVS}{rank}", lambda: True, before="0")
+        for rank in range(replica.size)
+    ]
+    return sum(map(int, told)) if all(told) else 0
 
 
 def _described(fleet: ServerFleet, asked: ServedEnvConfig) -> ServerFleet:
@@ -216,6 +222,8 @@ def _join_server(
     opened = JoinServer(addresses[number], flags.security)
     try:
         others = flags_of_others("--learner", addresses, flags.security)
+        if replica is not None and not replica.on_one_machine:
+            others += "; add the other machines' learners to --learner"
         say(f"Waiting for hosts at {addresses[0]}: python -m torchbeast.polybeast_env {others}")
         yield opened
     finally:

@@ -264,3 +264,10 @@ wait_for_sigterm(0)
     assert running.stdout is not None and running.stdout.readline() == "ready\n"
     running.terminate()
     assert running.wait(30) == 75
+
+
+def test_the_alert_about_streams_sees_hosts_that_dial_in() -> None:
+    """Their streams are forgotten when they leave, so that none counts as lost."""
+    (group,) = yaml.safe_load((CLUSTER / "alerts.yaml").read_text())["groups"]
+    (away,) = (rule for rule in group["rules"] if rule["alert"] == "TorchBeastStreamsAreAway")
+    assert 'state="live"' in away["expr"] and "lost" not in away["expr"]

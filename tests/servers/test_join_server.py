@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -67,7 +69,8 @@ class FakeDoor:
         return ends
 
     def hosts(self) -> list[tuple[str, int, int]]:
-        return [(name, count, 2 * count) for name, count in self.here.items()]
+        counted = [(name, count, 2 * count) for name, count in self.here.items()]
+        return [*counted, ("", 0, 2 * len(self.taken))]
 
     def close(self, *, run_has_ended: bool) -> None:
         self.is_closed = True
@@ -343,3 +346,42 @@ def test_hosts_end_with_a_run_that_is_complete_or_that_a_callback_stops(
     with polybeast_learner._join_server(flags, supervisor, None):
         supervisor.stop(reason)
     assert closed == [has_ended]
+
+
+def test_no_learner_starts_before_each_has_environments() -> None:
+    """Later they wait for one another no longer than SILENT_S."""
+    said: dict[str, str] = {}
+
+    def told(name: str, pause: Any, before: str | None = None) -> str:
+        return "" if said.get(name) in (None, before) else said[name]
+
+    ranks = SimpleNamespace(tell=said.__setitem__, told=told)
+    both: list[Any] = [SimpleNamespace(rank=rank, size=2, ranks=ranks) for rank in range(2)]
+    assert polybeast_learner._of_all(both[0], 4) == 0
+    assert polybeast_learner._of_all(both[1], 0) == 0
+    assert polybeast_learner._of_all(both[1], 2) == 6
+    assert polybeast_learner._of_all(both[0], 4) == 6
+
+
+def test_memory_is_promised_for_as_long_as_a_stream_is_played(
+    hosts: JoinServer, fake: FakeDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow environments use it late."""
+    monkeypatch.setattr(joining, "free_memory", lambda: 5000)
+    fake.comes("a")
+    hosts.find(None, 10.0, never)
+    clock = itertools.count(time.monotonic(), 100.0)
+    monkeypatch.setattr(joining, "time", SimpleNamespace(monotonic=clock.__next__))
+    fake.comes("b"), fake.comes("c")
+    follow(hosts, fake)
+    assert fake.taken == [0, 1] and list(fake.refused) == [2]
+
+
+def test_a_run_waits_for_the_streams_without_which_it_would_end(
+    hosts: JoinServer, fake: FakeDoor
+) -> None:
+    fake.comes("a")
+    with pytest.raises(RunError, match="1 stream of the 2 that it needs .--min_streams."):
+        hosts.find(None, 0.2, never, min_streams=2)
+    fake.comes("b")
+    assert list(hosts.find(None, 10.0, never, min_streams=2).stream_hosts) == ["a", "b"]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -295,7 +296,9 @@ def test_a_source_that_has_lost_too_many_streams_says_when_the_run_ends() -> Non
 
 
 @contextmanager
-def playing(addresses: str, setup: Setup, spare_columns: int = 0) -> Iterator[Running]:
+def playing(
+    addresses: str, setup: Setup, spare_columns: int = 0, **options: Any
+) -> Iterator[Running]:
     """Starts a source of the servers at these addresses, which are separated by commas."""
     fleet = fleet_at(*addresses.split(","))
     assert fleet.action_space is not None
@@ -314,7 +317,9 @@ def playing(addresses: str, setup: Setup, spare_columns: int = 0) -> Iterator[Ru
         spare_columns=spare_columns,
         batches_at_once=1,
     )
-    source = PolySource(learner, fleet, PipelineConfig(num_inference_threads=setup.num_groups))
+    source = PolySource(
+        learner, fleet, PipelineConfig(num_inference_threads=setup.num_groups), **options
+    )
     supervisor = Supervisor()
     source.start(supervisor)
     try:
@@ -345,3 +350,17 @@ def described(setup: Setup, num_envs: int) -> dict[str, Any]:
         "observation": map_leaves(lambda spec: (spec.dtype, spec.shape), observation),
         "action_space": space_to_json(action),
     }
+
+
+@pytest.mark.parametrize("dials_in", [False, True])
+def test_graphs_are_recorded_for_environments_that_join_later(
+    monkeypatch: pytest.MonkeyPatch, dials_in: bool
+) -> None:
+    asked: list[int] = []
+    where = "torchbeast.servers.source.use_cuda_graphs"
+    monkeypatch.setattr(where, lambda replicas, num_envs: asked.append(num_envs))
+    setup = Setup(env_id="", num_envs=1)
+    with served(lambda: envs.make("Catch", 1)) as address:
+        with playing(address, setup, join_server=Mock() if dials_in else None):
+            pass
+    assert asked == [0 if dials_in else 1], "0: unknown"

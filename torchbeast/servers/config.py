@@ -39,7 +39,7 @@ class PipelineConfig(Settings):
     min_streams: int | None = setting(None, bounds=(at_least, 1))
     """End the run if fewer streams to environment servers stay connected for a minute, or if fewer
     are left because streams whose environments failed repeatedly were retired. Default: half of the
-    streams."""
+    streams; with --listen one. With --listen the run also waits for as many at its start."""
 
     def check_enough(self, count: int) -> None:
         """Raises UsageError if min_streams is more than the `count` streams of the servers."""

@@ -49,7 +49,6 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # between attempts, with jitter
 _GLANCE_S = 0.1
 _SETTLED_S = 0.5  # at startup, hosts are complete when no stream has come for this time
 _LOOK_S = 0.5  # between two checks of which hosts have joined
-_TAKEN_AFTER_S = 60.0  # after which an added stream has allocated its memory
 _MOST_BYTES = 7 << 30  # of a stream's rollout; the pool, which counts a little more, ends at 8 GiB
 _MOST_STREAMS = 4096
 _LONGEST = 2000  # characters of a reason against a host, which quotes what it sent
@@ -183,7 +182,7 @@ class JoinServer:
         self._is_closed = False
         self._door = self._open()
         self._waiting: list[_Stream] = []
-        self._promised: list[tuple[float, int]] = []  # time and bytes, for each added stream
+        self._free = 0  # bytes of memory, the most that were ever free
         self._failures = RepeatedFailures()
         self._told: set[str] = set()  # warnings
         self._hosts: dict[str, int] = {}  # number of streams, as last reported
@@ -239,12 +238,14 @@ class JoinServer:
         timeout: float,
         check_goes_on: Callable[[], None],
         count_all: Callable[[int], int] = lambda own: own,
+        min_streams: int = 1,
     ) -> ServerFleet:
         """Waits for hosts, and returns the fleet of their streams.
 
         num_envs: least number of environments; None: the first host suffices. timeout: seconds
         to wait for them. check_goes_on: raises RunError to stop waiting. count_all: returns the
-        number of environments of all learners, given the number of this learner.
+        number of environments of all learners, given the number of this learner. min_streams: of
+        this learner, without which its run would end.
 
         Raises RunError at the timeout.
         """
@@ -259,12 +260,13 @@ class JoinServer:
                 settled = time.monotonic() + _SETTLED_S
             self._waiting = [stream for stream in self._waiting if self._door.waits(stream.number)]
             now, count = time.monotonic(), sum(stream.said["num_envs"] for stream in self._waiting)
-            enough = count_all(count) >= (num_envs or 1)  # in each round, as the others wait for it
+            own = count if len(self._waiting) >= min_streams else 0
+            enough = count_all(own) >= (num_envs or 1)  # in each round, as the others wait for it
             if self._waiting and now >= min(settled, deadline) and enough:
                 return self._fleet()
             check_goes_on()
             if now >= deadline:
-                raise self._too_few(num_envs, timeout)
+                raise self._too_few(num_envs, timeout, min_streams)
 
     def _fleet(self) -> ServerFleet:
         self._first = self._waiting[0]  # all others must serve the same
@@ -274,10 +276,13 @@ class JoinServer:
         }
         return replace(fleet_of(streams), stream_hosts=[stream.host for stream in self._waiting])
 
-    def _too_few(self, num_envs: int | None, timeout: float) -> RunError:
+    def _too_few(self, num_envs: int | None, timeout: float, min_streams: int) -> RunError:
         names = ", ".join(sorted({stream.host for stream in self._waiting}))
         who = f"only {names} dialled in" if names else "no host dialled in"
         wanted = "" if num_envs is None else f", with fewer environments than --num_envs {num_envs}"
+        if names and len(self._waiting) < min_streams:
+            few = counted(len(self._waiting), "stream")
+            wanted = f", with {few} of the {min_streams} that it needs (--min_streams)"
         return RunError(
             f"{who} at {self.listen} within {timeout:g} s{wanted}: start python -m "
             "torchbeast.polybeast_env --learner HOST:PORT there, or use a longer --connect_timeout"
@@ -307,7 +312,7 @@ class JoinServer:
                 next_look = time.monotonic() + _LOOK_S
 
     def _reason_against(self, stream: _Stream, columns: int, env_bytes: int) -> str:
-        """Reserves memory for a stream; returns the reason if it does not fit the run, or ""."""
+        """Returns the reason if a stream does not fit the run, or ""."""
         if reason := _difference(self._first, stream):
             return reason
         envs = stream.said["num_envs"]
@@ -316,19 +321,21 @@ class JoinServer:
                 f"its streams have {envs} environments, and rollouts of this run combine "
                 f"{columns}: start it with a multiple of {columns} per stream"
             )
-        return self._promise_memory(envs, envs * env_bytes, time.monotonic())
+        return self._lacks_memory(envs, env_bytes)
 
-    def _promise_memory(self, envs: int, size: int, now: float) -> str:
+    def _lacks_memory(self, envs: int, env_bytes: int) -> str:
         """Returns an error message if the memory cannot hold the rollouts of a stream, or "".
 
-        It takes into account that recently added streams have not allocated their memory yet.
+        Streams write their rollouts row by row, and the system counts as free what they have not
+        written yet.
         """
-        self._promised = [(t, size) for t, size in self._promised if now - t < _TAKEN_AFTER_S]
-        free = free_memory()
-        left = None if free is None else max(0, free - sum(size for _, size in self._promised))
+        size, free, left = envs * env_bytes, free_memory(), None
+        if free is not None:
+            self._free = max(self._free, free)
+            played = sum(count for _, _, count in self._door.hosts())
+            left = max(0, min(free, self._free - played * env_bytes))
         most = _MOST_BYTES if left is None else min(left, _MOST_BYTES)
         if size <= most:
-            self._promised.append((now, size))
             return ""
         what = "are free on the learner's machine" if most == left else "is the limit"
         return (

@@ -121,7 +121,8 @@ class PolySource:
         supervisor.on_close(self.close)
         actor = self._learner.rollouts.agent.model
         replicas = [copy.deepcopy(actor) for _ in range(self._num_inference_threads)]
-        use_cuda_graphs(replicas, self._num_envs)
+        most = self._num_envs if self._join_server is None else 0  # more hosts may join
+        use_cuda_graphs(replicas, most)
         for i, replica in enumerate(replicas):
             supervisor.start_thread(f"inference-{i}", functools.partial(self._infer, replica))
         supervisor.start_thread("environments", self._play)
