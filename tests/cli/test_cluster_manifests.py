@@ -271,3 +271,9 @@ def test_the_alert_about_streams_sees_hosts_that_dial_in() -> None:
     (group,) = yaml.safe_load((CLUSTER / "alerts.yaml").read_text())["groups"]
     (away,) = (rule for rule in group["rules"] if rule["alert"] == "TorchBeastStreamsAreAway")
     assert 'state="live"' in away["expr"] and "lost" not in away["expr"]
+
+
+def test_the_alert_about_lost_servers_lasts_until_they_are_back() -> None:
+    (group,) = yaml.safe_load((CLUSTER / "alerts.yaml").read_text())["groups"]
+    (lost,) = (rule for rule in group["rules"] if rule["alert"] == "TorchBeastStreamsAreLost")
+    assert lost["expr"] == 'torchbeast_streams{state="lost"} > 0'

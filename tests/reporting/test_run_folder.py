@@ -366,3 +366,12 @@ def test_a_warning_is_shown_once_while_a_process_has_two_runs(
     second.finish(successful=True)
     said = "Warning: a worker died\nWarning: another one died\n"
     assert capsys.readouterr().err == said
+
+
+def test_a_thread_that_warns_while_the_last_run_ends_does_not_fail(tmp_path: Path) -> None:
+    log = logging.getLogger("torchbeast")
+    run = RunFolder(tmp_path / "a", {})
+    shown = log.handlers[-1]
+    run.finish(successful=True)
+    record = log.makeRecord("torchbeast", logging.WARNING, "", 0, "late", (), None)
+    assert not shown.filter(record)

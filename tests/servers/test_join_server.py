@@ -385,3 +385,24 @@ def test_a_run_waits_for_the_streams_without_which_it_would_end(
         hosts.find(None, 0.2, never, min_streams=2)
     fake.comes("b")
     assert list(hosts.find(None, 10.0, never, min_streams=2).stream_hosts) == ["a", "b"]
+
+
+def test_memory_that_others_have_taken_since_is_not_promised(
+    hosts: JoinServer, fake: FakeDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay may have been filled."""
+    free = itertools.chain([100_000], itertools.repeat(5000))
+    monkeypatch.setattr(joining, "free_memory", free.__next__)
+    fake.comes("a")
+    hosts.find(None, 10.0, never)
+    fake.comes("b"), fake.comes("c"), fake.comes("d")
+    follow(hosts, fake)
+    assert fake.taken == [0, 1, 2] and list(fake.refused) == [3]
+
+
+def test_a_learner_whose_hosts_suffice_says_that_another_one_lacks_them(
+    hosts: JoinServer, fake: FakeDoor
+) -> None:
+    fake.comes("a")
+    with pytest.raises(RunError, match="^a dialled in .*, but too few hosts at another learner"):
+        hosts.find(2, 0.2, never, lambda own: 0)

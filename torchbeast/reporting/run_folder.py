@@ -361,7 +361,7 @@ def _logged_to(path: Path) -> Iterator[None]:
     logger = logging.getLogger(LOGGER_NAME)
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    shown.addFilter(lambda record: _SHOWING[0] is shown)
+    shown.addFilter(lambda record: _SHOWING[:1] == [shown])
     _SHOWING.append(shown)
     for handler in (file, shown):
         logger.addHandler(handler)

@@ -108,7 +108,8 @@ class ServedFleetConfig(Settings):
     listen: str | None = setting(None, "connection")
     """HOST:PORT at which hosts dial in (polybeast_env --learner) because the learner cannot reach
     them. HOST 0.0.0.0 means every network of this machine, IPv4 and IPv6. The run starts with the
-    first host, or once the hosts together have --num_envs environments."""
+    first host, or once the hosts together have --num_envs environments and --min_streams streams;
+    with several learners, once each has a host."""
     connect_timeout: float = setting(20.0, "incidental", bounds=(above, 0))
     """Seconds to wait at startup for each server to answer, or for hosts to dial in."""
 

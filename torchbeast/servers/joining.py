@@ -182,7 +182,7 @@ class JoinServer:
         self._is_closed = False
         self._door = self._open()
         self._waiting: list[_Stream] = []
-        self._free = 0  # bytes of memory, the most that were ever free
+        self._free = 0  # bytes of memory for all streams, written or not yet
         self._failures = RepeatedFailures()
         self._told: set[str] = set()  # warnings
         self._hosts: dict[str, int] = {}  # number of streams, as last reported
@@ -242,7 +242,7 @@ class JoinServer:
     ) -> ServerFleet:
         """Waits for hosts, and returns the fleet of their streams.
 
-        num_envs: least number of environments; None: the first host suffices. timeout: seconds
+        num_envs: least number of environments; None: any number. timeout: seconds
         to wait for them. check_goes_on: raises RunError to stop waiting. count_all: returns the
         number of environments of all learners, given the number of this learner. min_streams: of
         this learner, without which its run would end.
@@ -261,12 +261,12 @@ class JoinServer:
             self._waiting = [stream for stream in self._waiting if self._door.waits(stream.number)]
             now, count = time.monotonic(), sum(stream.said["num_envs"] for stream in self._waiting)
             own = count if len(self._waiting) >= min_streams else 0
-            enough = count_all(own) >= (num_envs or 1)  # in each round, as the others wait for it
-            if self._waiting and now >= min(settled, deadline) and enough:
+            found = count_all(own)  # in each round, as the others wait for it
+            if self._waiting and now >= min(settled, deadline) and found >= (num_envs or 1):
                 return self._fleet()
             check_goes_on()
             if now >= deadline:
-                raise self._too_few(num_envs, timeout, min_streams)
+                raise self._too_few(num_envs, timeout, min_streams, others_lack=own > found)
 
     def _fleet(self) -> ServerFleet:
         self._first = self._waiting[0]  # all others must serve the same
@@ -276,13 +276,17 @@ class JoinServer:
         }
         return replace(fleet_of(streams), stream_hosts=[stream.host for stream in self._waiting])
 
-    def _too_few(self, num_envs: int | None, timeout: float, min_streams: int) -> RunError:
+    def _too_few(
+        self, num_envs: int | None, timeout: float, min_streams: int, others_lack: bool
+    ) -> RunError:
         names = ", ".join(sorted({stream.host for stream in self._waiting}))
         who = f"only {names} dialled in" if names else "no host dialled in"
         wanted = "" if num_envs is None else f", with fewer environments than --num_envs {num_envs}"
         if names and len(self._waiting) < min_streams:
             few = counted(len(self._waiting), "stream")
             wanted = f", with {few} of the {min_streams} that it needs (--min_streams)"
+        if others_lack:
+            who, wanted = f"{names} dialled in", ", but too few hosts at another learner"
         return RunError(
             f"{who} at {self.listen} within {timeout:g} s{wanted}: start python -m "
             "torchbeast.polybeast_env --learner HOST:PORT there, or use a longer --connect_timeout"
@@ -331,9 +335,9 @@ class JoinServer:
         """
         size, free, left = envs * env_bytes, free_memory(), None
         if free is not None:
-            self._free = max(self._free, free)
-            played = sum(count for _, _, count in self._door.hosts())
-            left = max(0, min(free, self._free - played * env_bytes))
+            played = env_bytes * sum(count for _, _, count in self._door.hosts())
+            self._free = min(max(self._free, free), free + played)  # others may have taken some
+            left = max(0, self._free - played)
         most = _MOST_BYTES if left is None else min(left, _MOST_BYTES)
         if size <= most:
             return ""
