@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -182,3 +183,16 @@ def test_a_snapshot_of_another_version_than_the_wanted_one_is_not_loaded() -> No
     assert weights.refresh(replica, held=None, wanted=5) == 5
     with pytest.raises(LookupError, match="version 4 is not the newest one, 5"):
         weights.refresh(replica, held=5, wanted=4)
+
+
+def test_readers_wait_for_the_gpu_that_has_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current GPU of the thread that publishes may be another one."""
+    gpu, event = torch.device("cuda:1"), Mock()
+    weight = Mock(is_cuda=True, device=gpu)
+    weight.detach.return_value.clone.return_value = weight
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: device)
+    weights = PublishedWeights(Mock(state_dict=lambda: {"weight": weight}))
+    weights.refresh(Mock(), held=None)
+    event.record.assert_called_once_with(gpu)
+    event.wait.assert_called_once_with(gpu)

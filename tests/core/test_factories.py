@@ -255,9 +255,10 @@ def test_an_actor_begins_with_the_weights_of_a_file(tmp_path: Any) -> None:
             assert tensor.equal(trained.state_dict()[name])
 
 
-def test_fixup_blocks_begin_as_the_identity_and_all_their_parameters_learn() -> None:
+@pytest.mark.parametrize("algo", [IMPALA, PPO])
+def test_fixup_blocks_begin_as_the_identity_and_all_their_parameters_learn(algo: Any) -> None:
     net = OnPolicyActorCritic.create_factory(FRAMES, Discrete(6), get_feature_extractor("Fixup"))
-    actor = net("cpu")
+    actor = net.trained_by(algo)("cpu")
     x = torch.randn(2, 16, 21, 21)
     assert isinstance(actor, FixupNet)
     first = actor.blocks[0]

@@ -559,3 +559,15 @@ def test_vector_environments_of_others_show_their_first_environment(kind: Any) -
     with closing(vec_env_of(lambda num_envs: kind(Shown), {}, E, "x")) as env:
         drawn = picture_of(env)
         assert drawn is not None and drawn.shape == (2, 4, 3)
+
+
+def test_a_result_of_another_shape_is_refused_by_its_name() -> None:
+    class Column(gymnasium.vector.VectorWrapper):  # type: ignore[type-arg]
+        def step(self, actions: Any) -> Any:
+            observation, reward, *rest = self.env.step(actions)
+            return observation, reward[:, None], *rest
+
+    with closing(GymVectorEnv(Column(SyncVectorEnv([cartpole] * E)), "x")) as env:
+        env.reset(0)
+        with pytest.raises(ValueError, match=r"^x: step returned reward of shape \(3, 1\), exp"):
+            env.step(np.zeros(E, np.int64))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -155,3 +156,11 @@ def test_closing_a_selection_closes_its_environment() -> None:
     inner = SyncVecEnv([Rich], "rich", ["a", "b/grid"])
     SelectedVecEnv(inner, ["a"]).close()
     assert inner._envs[0].closed
+
+
+def test_selection_works_for_a_vector_environment_of_gymnasium() -> None:
+    pytest.importorskip("minigrid")
+    kwargs = {"id": "minigrid:MiniGrid-Empty-5x5-v0", "vectorization_mode": "sync"}
+    options = EnvOptions(observation_keys=("image",))
+    with closing(envs.make(EnvSpec("gymnasium:make_vec", kwargs, options=options), 2)) as env:
+        assert leaf_keys(env.observation_space) == leaf_keys(env.reset(1)) == ["image"]

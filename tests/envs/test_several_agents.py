@@ -268,3 +268,9 @@ def test_environments_of_pettingzoo_play_whole_games(env_id: str, num_agents: in
         assert not np.any(step.resets)
     env.close()
     assert ended and ended % num_agents == 0
+
+
+def test_masks_in_the_infos_of_several_agents_are_refused() -> None:
+    spec = EnvSpec("agent_games:Visits", options=EnvOptions(mask_actions=True))
+    with pytest.raises(EnvError, match="Visits is a game of several: add an action_mask to its"):
+        make_env(spec, 3)

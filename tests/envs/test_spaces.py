@@ -271,3 +271,11 @@ def test_specs_compare_by_value_for_any_spelling_of_dtype_and_shape() -> None:
 def test_box_bounds_of_another_size_are_refused_with_both_sides() -> None:
     with pytest.raises(ValueError, match=r"could not be broadcast .* \(3,\)"):
         Box((1.0, 2.0, 3.0), 4.0, (2,))
+
+
+@pytest.mark.parametrize(
+    "space", [gym_spaces.Text(3), gym_spaces.Sequence(gym_spaces.Discrete(2))], ids=str
+)
+def test_an_observation_space_without_a_shape_is_refused_by_name(space: Any) -> None:
+    with pytest.raises(ValueError, match="a space of type .* is not supported; wrap the env"):
+        observation_spec(gym_spaces.Dict(word=space))

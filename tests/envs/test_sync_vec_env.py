@@ -475,3 +475,19 @@ def test_environments_of_different_action_spaces_are_refused() -> None:
     kind = type("Other", (Counting,), {"action_space": spaces.Discrete(9)})
     with pytest.raises(ValueError, match=r"environment 1 .* expected .*n=2.* got .*n=9"):
         SyncVecEnv([Counting, kind], "Example-v0")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"action_space": spaces.Text(5)}, {"observation": lambda self: "text"}]
+)
+def test_environments_that_are_refused_are_closed(wrong: dict[str, Any]) -> None:
+    made: list[Counting] = []
+
+    def make(kind: type[Counting]) -> Counting:
+        made.append(kind())
+        return made[-1]
+
+    odd = type("Odd", (Counting,), wrong)
+    with pytest.raises(UsageError):
+        SyncVecEnv([lambda: make(odd), lambda: make(Counting)], "Example-v0")
+    assert [env.closed for env in made] == [True, True]

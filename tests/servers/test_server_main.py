@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from torchbeast.core.envs.contract import VecStep
 from torchbeast.core.envs.tasks import tasks_in
@@ -76,3 +79,31 @@ def test_a_server_compares_the_tasks_of_all_its_streams(monkeypatch: pytest.Monk
     }
     with pytest.raises(UsageError, match="one agent needs tasks of equal spaces"):
         server_main._make_server(arguments, ServerActivity(2), lambda report: None)
+
+
+class InDatabase:
+    """Reads a database, which only the thread that opened it may use."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._database = sqlite3.connect(":memory:")
+
+    def reset(self, *, seed: int | None = None) -> Any:
+        return np.array(self._database.execute("select 1.0").fetchone(), np.float32), {}
+
+    def step(self, action: int) -> Any:
+        return *self.reset()[:1], 0.0, False, False, {}
+
+
+def test_a_stream_makes_its_environments_in_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    libtorchbeast = pytest.importorskip("libtorchbeast", exc_type=ImportError)
+    monkeypatch.setattr(libtorchbeast, "Server", lambda make, *_, **__: make)
+    arguments = {
+        "env": EnvSpec(f"{__name__}:InDatabase").as_json(),
+        **{"envs_per_stream": 1, "num_streams": 1, "num_servers": 1},
+        **{"learners": [], "address": "unix:/a", "security": None},
+    }
+    make = server_main._make_server(arguments, ServerActivity(1), lambda report: None)
+    with ThreadPoolExecutor(1) as stream:
+        assert stream.submit(lambda: make().reset(1)).result().tolist() == [[1.0]]

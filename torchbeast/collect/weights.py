@@ -266,15 +266,16 @@ class PublishedWeights(_Newest):
     def publish(self, model: nn.Module, version: int) -> None:
         """Publishes the model's current weights as this version."""
         tensors = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        gpus = [tensor.device for tensor in tensors.values() if tensor.is_cuda]
         written = None
-        if any(tensor.is_cuda for tensor in tensors.values()):
+        if gpus:  # which need not be the thread's current one
             written = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            written.record()
+            written.record(torch.cuda.current_stream(gpus[0]))
 
         def load(replica: nn.Module) -> None:
             """The reader's CUDA stream waits for the copy, and keeps its memory alive."""
             if written is not None:
-                written.wait()
+                written.wait(torch.cuda.current_stream(gpus[0]))
             replica.load_state_dict(tensors)
             for tensor in tensors.values():
                 if tensor.is_cuda:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from torchbeast.core.envs.agents import has_agents
 from torchbeast.core.envs.contract import MASK, check_environment
 from torchbeast.core.envs.spaces import Box, Discrete, MultiDiscrete, declared, from_gymnasium
 from torchbeast.envs.spec import EnvError
@@ -28,6 +29,11 @@ class MaskFromInfo:
     def __init__(self, env: Any) -> None:
         """Raises UsageError unless this is an environment."""
         check_environment(env, _name(env))
+        if has_agents(env):
+            raise EnvError(
+                f"mask_actions reads the mask of one agent, but {_name(env)} is a game of several: "
+                f"add an {MASK} to its observations, and remove mask_actions"
+            )
         self._env = env
 
     @property

@@ -51,9 +51,9 @@ class Learner(RunningLearner):
     """Trains the agent of a Scheme. Use it from one thread, as a context manager or with `close`.
 
     The process stays yours: after every call, signals, torch's number of threads and its random
-    numbers are as before. If a step takes more than 10 s, a warning says what it waits for. Ctrl-C
-    in a notebook interrupts a step, which is dropped; the next step starts new episodes if it has
-    to. An update that decentralised workers have begun is completed by the next step.
+    numbers on the CPU are as before. If a step takes more than 10 s, a warning says what it waits
+    for. Ctrl-C in a notebook interrupts a step, which is dropped; the next step starts new episodes
+    if it has to. An update that decentralised workers have begun is completed by the next step.
 
     Attributes:
         scheme: The scheme.

@@ -194,7 +194,7 @@ class _Serving:
 
 
 def _make_server(arguments: dict[str, Any], activity: ServerActivity, report: SendReport) -> Any:
-    """Returns a server, or streams that join learners, with the first environment."""
+    """Returns a server, or streams that join learners."""
     import libtorchbeast
     from torchbeast import envs
     from torchbeast.envs import make_environment
@@ -206,21 +206,21 @@ def _make_server(arguments: dict[str, Any], activity: ServerActivity, report: Se
     if num_streams > 1 < len(spec.task_names):  # compare the tasks of all streams
         here = [count > 0 for count in spec.dealt(0, num_envs * num_streams).options.task_shares]
         make_environment(spec.with_shares(here), sum(here)).close()
-    # Make the first one now, so that a wrong name is reported immediately.
-    first = {0: make_environment(spec.dealt(0, num_envs), num_envs)}
+    # One is made now, so that a wrong name is reported immediately. Streams make their own: some
+    # objects, such as connections of SQLite, belong to the thread that made them.
+    with contextlib.closing(make_environment(spec.dealt(0, num_envs), num_envs)) as first:
+        description = _description(first, spec, arguments)
     keywords = spec.options.info_keywords
 
     def make() -> Any:
         number = activity.opens()
         try:
-            here = spec.dealt(num_envs * number, num_envs)
-            env: Any = first.pop(number, None) or envs.make(here, num_envs)
+            env: Any = envs.make(spec.dealt(num_envs * number, num_envs), num_envs)
         except BaseException:
             activity.closed(number)
             raise
         return ServedEnv(env, keywords, activity, number)
 
-    description = _description(first[0], spec, arguments)
     files = arguments["security"]
     if arguments["learners"]:
         from torchbeast.servers.joining import JoiningStreams

@@ -149,3 +149,16 @@ def test_a_gradient_in_another_memory_layout_moves_its_parameter_as_pytorchs() -
     Adam([ours], lr=0.1).step()
     torch.optim.Adam([theirs], lr=0.1).step()
     torch.testing.assert_close(ours, theirs)
+
+
+@MADE
+def test_the_state_is_where_a_parameter_is_in_its_first_step(make: Any) -> None:
+    """A program moves the networks of an algorithm after their optimisers are made."""
+    model = network()
+    optimizer = make(model.parameters())
+    model.double()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    state = optimizer.state_dict()["state"][0]
+    assert {state[name].dtype for name in state.keys() - {"step"}} == {torch.float64}

@@ -29,6 +29,7 @@ from torchbeast.core.actors.encoders import VECTOR_SIZE, torso_for
 from torchbeast.core.actors.torsos import (
     Activation,
     DeepTorso,
+    FixupBlock,
     FixupTorso,
     ImageTorso,
     NormedShallowTorso,
@@ -222,8 +223,10 @@ class BuiltInNet(ActorCritic):
 
     def _initialise(self, orthogonal: bool, deviation: float | None) -> None:
         if orthogonal:
-            of_core = set() if self.core is None else set(self.core.modules())
-            layers = (layer for layer in self.modules() if layer not in of_core)
+            others = set() if self.core is None else set(self.core.modules())
+            for block in self.modules():
+                others.update(block.modules() if isinstance(block, FixupBlock) else ())
+            layers = (layer for layer in self.modules() if layer not in others)
             orthogonal_(layer for layer in layers if isinstance(layer, nn.Conv2d | nn.Linear))
             orthogonal_([self.policy], POLICY_GAIN)
             orthogonal_([self.baseline], BASELINE_GAIN)

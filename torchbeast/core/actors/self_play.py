@@ -6,7 +6,8 @@
     against  7  7  3  3         the version that plays the other side until the game ends
 
 The learner writes versions of the agent into a folder, the pool. Every process with environments
-plays against one version at a time, and draws another one after as many games as it has columns:
+plays against one version at a time, and draws another one after as many games as it has columns,
+at least eight:
 the newest version in 35 % of the draws, the player that moves at random in 30 %, else any version.
 Games against the random player keep the agent strong against odd moves, and the ratings comparable.
 

@@ -282,7 +282,7 @@ class FixupTorso(ImageTorso):
         num_blocks = 2 * (len(sizes) - 1)
         self.feat_convs = nn.ModuleList(_downsample(*pair) for pair in pairwise(sizes))
         self.blocks = nn.ModuleList(
-            nn.Sequential(*(_FixupBlock(size, num_blocks) for _ in range(2))) for size in sizes[1:]
+            nn.Sequential(*(FixupBlock(size, num_blocks) for _ in range(2))) for size in sizes[1:]
         )
 
     def forward(self, frames: Tensor) -> Tensor:
@@ -292,7 +292,7 @@ class FixupTorso(ImageTorso):
         return F.relu_(x).flatten(1)
 
 
-class _FixupBlock(nn.Module):
+class FixupBlock(nn.Module):
     """x + scale * conv2(relu(conv1(relu(x) + b1) + b2) + b3) + b4."""
 
     def __init__(self, channels: int, num_blocks: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,10 +32,17 @@ class Foreach(ABC):
         """
         self._parameters: Tensors = list(parameters)
         self.param_groups: list[dict[str, Any]] = [{"params": self._parameters, **settings}]
-        self._state: list[dict[str, Tensor]] = [
+        self._averages = averages
+
+    @cached_property
+    def _state(self) -> list[dict[str, Tensor]]:
+        """The state of each parameter, made when it is first needed: a parameter may move to
+        another device before that.
+        """
+        return [
             {
                 n: p.new_zeros((), dtype=torch.float32) if n == "step" else torch.zeros_like(p)
-                for n in averages
+                for n in self._averages
             }
             for p in self._parameters
         ]

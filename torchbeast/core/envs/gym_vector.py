@@ -48,10 +48,12 @@ from torchbeast.core.envs.contract import (
     layers,
     pool_in,
 )
+from torchbeast.core.envs.selection import check_keys, select
 from torchbeast.core.envs.spaces import (
     ArrayNest,
     ArraySpec,
     Discrete,
+    declared,
     from_gymnasium,
     matching_leaves,
     observation_spec,
@@ -73,20 +75,29 @@ def with_gym_interface(env: Any, env_id: str) -> Any:
     return _OfTensors(env, env_id) if _has_tensors(env) else env
 
 
+_RESULTS = ("reward", "terminated", "truncated")
+
+
 class GymVectorEnv(OwnVecEnv):
     """The environments of a vector environment of Gymnasium."""
 
     final_info: FinalInfo
 
-    def __init__(self, env: Any, env_id: str) -> None:
-        """Raises UsageError where spaces or the autoreset mode cannot be used."""
+    def __init__(self, env: Any, env_id: str, observation_keys: Sequence[str] = ()) -> None:
+        """Raises UsageError where spaces or the autoreset mode cannot be used.
+
+        observation_keys: see SyncVecEnv.
+        """
         self._env = env
         self.env_id = env_id
         self.num_envs = int(attribute_of(env, "num_envs"))
         self._mode = self._checked_mode()
+        self._keys = tuple(observation_keys)
         with as_usage_error(env_id):
-            space = attribute_of(env, "single_observation_space")
-            self.observation_space = observation_spec(space)
+            space = declared(attribute_of(env, "single_observation_space"))
+        check_keys(space, self._keys, env_id)
+        with as_usage_error(env_id):
+            self.observation_space = observation_spec(select(space, self._keys))
             self.action_space = from_gymnasium(attribute_of(env, "single_action_space"))
         self._check_finite = FiniteCheck(self.observation_space)
         self._steps = np.zeros(self.num_envs, np.int64)  # of the running episodes
@@ -104,6 +115,12 @@ class GymVectorEnv(OwnVecEnv):
 
     def step(self, action: ArrayNest) -> VecStep:
         observation, reward, terminated, truncated, infos = self._env.step(self._actions(action))
+        for what, values in zip(_RESULTS, (reward, terminated, truncated), strict=True):
+            if np.shape(values) != (self.num_envs,):
+                raise ValueError(
+                    f"{self.env_id}: step returned {what} of shape {np.shape(values)}, expected "
+                    f"({self.num_envs},)"
+                )
         resets, self._late = self._late, np.zeros(self.num_envs, bool)
         reward = np.where(resets, 0.0, reward).astype(np.float32)
         check_rewards(reward, lambda index: f"environment {index} of {self.env_id}")
@@ -191,7 +208,8 @@ class GymVectorEnv(OwnVecEnv):
             lambda spec: ArraySpec((count, *spec.shape), spec.dtype), self.observation_space
         )
         path = f"{self.env_id}: observation"
-        leaves = [np.array(leaf) for leaf in matching_leaves(batch, observation, path)]
+        theirs = matching_leaves(batch, select(observation, self._keys), path)
+        leaves = [np.array(leaf) for leaf in theirs]
         return pack_as(self.observation_space, leaves)
 
     def _final(self, last: Any, truncated: np.ndarray) -> ArrayNest:
@@ -201,7 +219,7 @@ class GymVectorEnv(OwnVecEnv):
         """
         path = f"{self.env_id}: last observation"
         finals = [
-            matching_leaves(self.observation_space, _row(last, index), path)
+            matching_leaves(self.observation_space, select(_row(last, index), self._keys), path)
             for index in np.flatnonzero(truncated).tolist()
         ]
         leaves = [np.stack(leaf) for leaf in zip(*finals, strict=True)]

@@ -355,7 +355,8 @@ def declared(space: Any) -> Any:
 
 
 def _leaf_spec(space: Any) -> ArraySpec:
-    return ArraySpec(tuple(space.shape), np.dtype(space.dtype).name, **_values(space))
+    values = _values(space)  # refuses kinds that may lack a shape
+    return ArraySpec(tuple(space.shape), np.dtype(space.dtype).name, **values)
 
 
 def _values(space: Any) -> dict[str, Any]:

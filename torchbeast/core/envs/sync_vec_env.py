@@ -133,7 +133,22 @@ class SyncVecEnv(PythonVecEnv):
         self.env_id = env_id
         self.num_envs = len(env_fns)
         self.observation_keys = tuple(observation_keys)
-        self._envs = [make_env() for make_env in env_fns]
+        self._envs = []
+        with ExitStack() as unusable:
+            unusable.callback(close_all, self._envs)
+            self._envs += (make_env() for make_env in env_fns)
+            self._read_spaces()
+            unusable.pop_all()
+        self._specs: list[ArraySpec] = flatten(self.observation_space)
+        self._row: tuple[np.dtype[Any], tuple[int, ...]] | None = None  # of a space of one array
+        if isinstance(space := self.observation_space, ArraySpec):
+            self._row = np.dtype(space.dtype), space.shape
+        self._check_finite = FiniteCheck(self.observation_space)
+        self._steps = 0  # since the environments were made
+        self._began = [0] * self.num_envs  # the step at which the episode began
+
+    def _read_spaces(self) -> None:
+        """Raises UsageError for spaces that cannot be used, or that differ."""
         env = self._envs[0]
         self.action_space = self._action_space_of(0)
         for index in range(1, self.num_envs):
@@ -145,13 +160,6 @@ class SyncVecEnv(PythonVecEnv):
         with as_usage_error(self._name(0)):
             self._declared = declared(getattr(env, "observation_space", None))
         self.observation_space: ObservationSpace = self._space_of(reset_one(env, None, {}))
-        self._specs: list[ArraySpec] = flatten(self.observation_space)
-        self._row: tuple[np.dtype[Any], tuple[int, ...]] | None = None  # of a space of one array
-        if isinstance(space := self.observation_space, ArraySpec):
-            self._row = np.dtype(space.dtype), space.shape
-        self._check_finite = FiniteCheck(self.observation_space)
-        self._steps = 0  # since the environments were made
-        self._began = [0] * self.num_envs  # the step at which the episode began
 
     def outermost(self, name: str) -> Any:
         """Returns an attribute of the first environment from its outermost wrapper that has it, or

@@ -149,7 +149,7 @@ class VecEnv(Protocol, metaclass=_WithFactory):
         """Executes one action per environment; an environment whose episode ended is reset.
 
         Args:
-            action: Leaves [E, ...].
+            action: Leaves [E, ...]; those of a Box may lie outside its bounds.
         """
 
     def close(self) -> None:
@@ -239,18 +239,22 @@ def vec_env_of(
         return SyncVecEnv([lambda: first, *others], env_id, observation_keys)
     env: VecEnv = env_fn(num_envs=num_envs, **env_kwargs)
     check_vec_env(env, num_envs, env_id)
-    return adopted(env, env_id) if is_vector(env) else env
+    return adopted(env, env_id, observation_keys) if is_vector(env) else env
 
 
-def adopted(env: Any, env_id: str) -> VecEnv:
+def adopted(env: Any, env_id: str, observation_keys: Sequence[str] = ()) -> VecEnv:
     """Returns the VecEnv of a vector environment of Gymnasium, EnvPool or Stable-Baselines3, or of
     tensors, which is closed where that fails.
+
+    observation_keys: see SyncVecEnv; a pool shows all entries, which are numbers.
     """
     from torchbeast.core.envs.gym_vector import EnvPoolEnv, GymVectorEnv, with_gym_interface
 
     try:
-        kind = GymVectorEnv if pool_in(env) is None else EnvPoolEnv
-        return kind(with_gym_interface(env, env_id), env_id)
+        theirs = with_gym_interface(env, env_id)
+        if pool_in(env) is not None:
+            return EnvPoolEnv(theirs, env_id)
+        return GymVectorEnv(theirs, env_id, observation_keys)
     except Exception:
         env.close()
         raise
