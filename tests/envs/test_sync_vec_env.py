@@ -491,3 +491,12 @@ def test_environments_that_are_refused_are_closed(wrong: dict[str, Any]) -> None
     with pytest.raises(UsageError):
         SyncVecEnv([lambda: make(odd), lambda: make(Counting)], "Example-v0")
     assert [env.closed for env in made] == [True, True]
+
+
+def test_an_environment_that_cannot_be_closed_does_not_hide_why_it_is_refused() -> None:
+    def fail(self: Any) -> None:
+        raise RuntimeError("stuck")
+
+    kind = type("Spaceless", (Counting,), {"action_space": None, "close": fail})
+    with pytest.raises(UsageError, match="without action_space"):
+        SyncVecEnv([kind], "Example-v0")

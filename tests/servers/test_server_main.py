@@ -107,3 +107,22 @@ def test_a_stream_makes_its_environments_in_its_own_thread(monkeypatch: pytest.M
     make = server_main._make_server(arguments, ServerActivity(1), lambda report: None)
     with ThreadPoolExecutor(1) as stream:
         assert stream.submit(lambda: make().reset(1)).result().tolist() == [[1.0]]
+
+
+class Stuck(InDatabase):
+    """Cannot be closed."""
+
+    def close(self) -> None:
+        raise RuntimeError("stuck")
+
+
+def test_environments_that_cannot_be_closed_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    libtorchbeast = pytest.importorskip("libtorchbeast", exc_type=ImportError)
+    monkeypatch.setattr(libtorchbeast, "Server", lambda make, *_, **__: make)
+    arguments = {
+        "env": EnvSpec(f"{__name__}:Stuck").as_json(),
+        **{"envs_per_stream": 1, "num_streams": 1, "num_servers": 1},
+        **{"learners": [], "address": "unix:/a", "security": None},
+    }
+    make = server_main._make_server(arguments, ServerActivity(1), lambda report: None)
+    assert make().reset(1).tolist() == [[1.0]]

@@ -341,7 +341,7 @@ class JoinServer:
         most = _MOST_BYTES if left is None else min(left, _MOST_BYTES)
         if size <= most:
             return ""
-        what = "are free on the learner's machine" if most == left else "is the limit"
+        what = "are left beside those of other streams" if most == left else "is the limit"
         return (
             f"the rollouts of a stream of {envs} environments would take {in_bytes(size)} of "
             f"memory, but {in_bytes(most)} {what}: serve fewer environments in a stream (more "

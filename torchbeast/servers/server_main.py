@@ -208,8 +208,10 @@ def _make_server(arguments: dict[str, Any], activity: ServerActivity, report: Se
         make_environment(spec.with_shares(here), sum(here)).close()
     # One is made now, so that a wrong name is reported immediately. Streams make their own: some
     # objects, such as connections of SQLite, belong to the thread that made them.
-    with contextlib.closing(make_environment(spec.dealt(0, num_envs), num_envs)) as first:
-        description = _description(first, spec, arguments)
+    first = make_environment(spec.dealt(0, num_envs), num_envs)
+    description = _description(first, spec, arguments)
+    with contextlib.suppress(Exception):  # as when a stream's environments are closed
+        first.close()
     keywords = spec.options.info_keywords
 
     def make() -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
@@ -134,11 +134,13 @@ class SyncVecEnv(PythonVecEnv):
         self.num_envs = len(env_fns)
         self.observation_keys = tuple(observation_keys)
         self._envs = []
-        with ExitStack() as unusable:
-            unusable.callback(close_all, self._envs)
+        try:
             self._envs += (make_env() for make_env in env_fns)
             self._read_spaces()
-            unusable.pop_all()
+        except BaseException:
+            with suppress(Exception):  # of closing: the first error says what is wrong
+                close_all(self._envs)
+            raise
         self._specs: list[ArraySpec] = flatten(self.observation_space)
         self._row: tuple[np.dtype[Any], tuple[int, ...]] | None = None  # of a space of one array
         if isinstance(space := self.observation_space, ArraySpec):
