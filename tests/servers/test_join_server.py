@@ -306,7 +306,7 @@ def test_memory_is_promised_once(
     fake.comes("b"), fake.comes("c")
     follow(hosts, fake)
     assert fake.taken == [0, 1]
-    assert "would take 0.0 MB of memory, but 0.0 MB are free" in fake.refused[2]
+    assert "would take 0.0 MB of memory, but 0.0 MB are left beside" in fake.refused[2]
 
 
 def test_hosts_of_the_start_that_differ_are_refused(hosts: JoinServer, fake: FakeDoor) -> None:

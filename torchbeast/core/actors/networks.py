@@ -150,11 +150,12 @@ class BuiltInNet(ActorCritic):
         the network's own number of layers. core_length: rows in the memory of a gtrxl; None: 64.
         norm: whether the joint layer has LayerNorm (Ba et al. 2016) before its activation.
         shared_body: whether policy and value share all layers below their heads; None: unless it is
-        an mlp without a core. orthogonal: whether layers, but no core's and no Fixup block's,
-        are initialised orthogonally, with a policy close to uniform; None: the network's own way. state_deviation: whether the deviation
-        of a Gaussian policy depends on the observation. initial_deviation: of an untrained Gaussian
-        policy, in units of half the box; None: about 1. activation: relu or tanh, of the joint
-        layer and of the torsos of numbers; None: the network's own.
+        an mlp without a core. orthogonal: whether layers, but no core's and no Fixup block's, are
+        initialised orthogonally, with a policy close to uniform; None: the network's own way.
+        state_deviation: whether the deviation of a Gaussian policy depends on the observation.
+        initial_deviation: of an untrained Gaussian policy, in units of half the box; None: about 1.
+        activation: relu or tanh, of the joint layer and of the torsos of numbers; None: the
+        network's own.
         """
         super().__init__()
         name = self.usual_activation if activation is None else activation
