@@ -75,7 +75,7 @@ def test_a_package_that_is_not_installed_is_named_with_the_remedy() -> None:
 
 
 def test_a_package_behind_a_link_is_ours_too(tmp_path: Path) -> None:
-    """As in a home folder that is a link."""
+    """A home folder may be a link."""
     link = tmp_path / "a link"
     link.symlink_to(Path(torchbeast.__file__).parents[1])
     env, words = os.environ | {"PYTHONPATH": str(link)}, [sys.executable, "-S", "-m"]

@@ -169,8 +169,8 @@ def _find(
 
 def _of_all(replica: Replica, own: int) -> int:
     """Tells the other learners how many environments this one has; returns the sum of the numbers
-    that all told last, or 0 while one of them has none: once they train, they would not wait for
-    it for long.
+    that all told last, or 0 until each has one: learners that train wait for another one only
+    briefly.
     """
     replica.ranks.tell(f"{_ENVS}{replica.rank}", str(own))
     told = [

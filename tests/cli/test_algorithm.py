@@ -369,7 +369,7 @@ class ListConfig:
     """Has a list."""
 
     scales: list[float] = field(default_factory=lambda: [1.0])
-    """Of the losses."""
+    """Scales of the losses."""
 
 
 class OfList(Mine):

@@ -418,7 +418,7 @@ def test_a_source_that_was_deleted_leaves_no_open_file() -> None:
 def test_the_files_of_many_workers_may_be_open_until_the_fleet_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By default there is a worker for each core, and the limit is often 1,024."""
+    """There is a worker for each core by default, and the limit is often 1,024."""
     monkeypatch.setattr("torchbeast.collect.source.FleetSource", lambda *_: allowed_descriptors())
     actors, nothing = ProcessesConfig(num_envs=256, num_workers=256), None
     plan: Any = FleetCollection(

@@ -90,7 +90,7 @@ def test_what_is_no_folder_is_refused(
 def test_without_a_place_for_temporary_files_the_remedy_is_named(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a container with a read-only root."""
+    """The root of a container may be read-only."""
 
     def nowhere() -> str:
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")

@@ -296,19 +296,6 @@ def test_a_description_that_cannot_be_read_or_quoted_is_refused(
     assert [why.encode() for why in fake.refused.values()] and len(fake.taken) == 1
 
 
-def test_memory_is_promised_once(
-    hosts: JoinServer, fake: FakeDoor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Streams that were taken a moment ago have not used theirs yet."""
-    monkeypatch.setattr(joining, "free_memory", lambda: 5000)
-    fake.comes("a")
-    hosts.find(None, 10.0, never)
-    fake.comes("b"), fake.comes("c")
-    follow(hosts, fake)
-    assert fake.taken == [0, 1]
-    assert "would take 0.0 MB of memory, but 0.0 MB are left beside" in fake.refused[2]
-
-
 def test_hosts_of_the_start_that_differ_are_refused(hosts: JoinServer, fake: FakeDoor) -> None:
     fake.comes("a"), fake.comes("b", env_id="Memory")
     assert hosts.find(2, 10.0, never).num_envs == 2
@@ -366,7 +353,7 @@ def test_no_learner_starts_before_each_has_environments() -> None:
 def test_memory_is_promised_for_as_long_as_a_stream_is_played(
     hosts: JoinServer, fake: FakeDoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slow environments use it late."""
+    """Slow environments use theirs late."""
     monkeypatch.setattr(joining, "free_memory", lambda: 5000)
     fake.comes("a")
     hosts.find(None, 10.0, never)
@@ -375,6 +362,7 @@ def test_memory_is_promised_for_as_long_as_a_stream_is_played(
     fake.comes("b"), fake.comes("c")
     follow(hosts, fake)
     assert fake.taken == [0, 1] and list(fake.refused) == [2]
+    assert "would take 0.0 MB of memory, but 0.0 MB are left beside" in fake.refused[2]
 
 
 def test_a_run_waits_for_the_streams_without_which_it_would_end(

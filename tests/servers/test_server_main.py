@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -96,15 +97,21 @@ class InDatabase:
         return *self.reset()[:1], 0.0, False, False, {}
 
 
-def test_a_stream_makes_its_environments_in_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def maker_of_streams(env_class: type[Any], monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """Returns the function by which a server makes the environments of a stream."""
     libtorchbeast = pytest.importorskip("libtorchbeast", exc_type=ImportError)
     monkeypatch.setattr(libtorchbeast, "Server", lambda make, *_, **__: make)
     arguments = {
-        "env": EnvSpec(f"{__name__}:InDatabase").as_json(),
+        "env": EnvSpec(f"{__name__}:{env_class.__name__}").as_json(),
         **{"envs_per_stream": 1, "num_streams": 1, "num_servers": 1},
         **{"learners": [], "address": "unix:/a", "security": None},
     }
-    make = server_main._make_server(arguments, ServerActivity(1), lambda report: None)
+    make: Any = server_main._make_server(arguments, ServerActivity(1), lambda report: None)
+    return make
+
+
+def test_a_stream_makes_its_environments_in_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = maker_of_streams(InDatabase, monkeypatch)
     with ThreadPoolExecutor(1) as stream:
         assert stream.submit(lambda: make().reset(1)).result().tolist() == [[1.0]]
 
@@ -117,12 +124,4 @@ class Stuck(InDatabase):
 
 
 def test_environments_that_cannot_be_closed_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    libtorchbeast = pytest.importorskip("libtorchbeast", exc_type=ImportError)
-    monkeypatch.setattr(libtorchbeast, "Server", lambda make, *_, **__: make)
-    arguments = {
-        "env": EnvSpec(f"{__name__}:Stuck").as_json(),
-        **{"envs_per_stream": 1, "num_streams": 1, "num_servers": 1},
-        **{"learners": [], "address": "unix:/a", "security": None},
-    }
-    make = server_main._make_server(arguments, ServerActivity(1), lambda report: None)
-    assert make().reset(1).tolist() == [[1.0]]
+    assert maker_of_streams(Stuck, monkeypatch)().reset(1).tolist() == [[1.0]]
