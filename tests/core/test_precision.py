@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchbeast.core.actors.networks import DeepNet
+from torchbeast.core.actors.networks import DeepNet, MLPNet
 from torchbeast.core.actors.off_policy import NETWORKS
 from torchbeast.core.base import computing
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
@@ -93,6 +93,16 @@ def test_without_a_layer_in_bfloat16_a_network_is_said_to_compute_in_float32(
         ArraySpec((4, 84, 84), "uint8"), Discrete(2), False
     )
     assert computing.dtype_for("auto", CPU, images.feature_weights()) == torch.bfloat16
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_small_network_stays_small_with_a_recurrent_layer(
+    monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    monkeypatch.setattr(computing, "_cpu_flags", lambda: {"avx512_bf16"})
+    model = MLPNet(ArraySpec((4,), "float32"), Discrete(2), True, shared_body=shared)
+    model.set_precision("auto", CPU)
+    assert model.compute_dtype == torch.float32  # the LSTM never computes in bfloat16
 
 
 class Own(DeepNet):

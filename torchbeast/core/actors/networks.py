@@ -237,6 +237,11 @@ class BuiltInNet(ActorCritic):
             with torch.no_grad():
                 self.policy.bias[self.distribution.deviations] = math.log(deviation)
 
+    def feature_weights(self) -> Iterable[nn.Parameter]:
+        bodies = (self,) if self.value_body is None else (self, self.value_body)
+        layers = [layer for body in bodies for layer in (*body.leaf_torsos, body.fc)]
+        return nn.ModuleList(layers).parameters()
+
     def initial_state(self, batch_size: int) -> Nest[Tensor]:
         if self.core is None:
             return ()
