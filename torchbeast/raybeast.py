@@ -23,7 +23,7 @@ from torchbeast.errors import EXIT_DONE
 from torchbeast.fleets.supervisor import Supervisor, end_program
 from torchbeast.fleets.system import check_alone
 from torchbeast.fleets.waiting import say
-from torchbeast.on_ray.config import Room, check_object_store, num_workers
+from torchbeast.on_ray.config import Room, check_object_store, is_own_code, num_workers
 from torchbeast.on_ray.fleet import RayFleet
 from torchbeast.reporting.run_folder import session
 from torchbeast.run.learner_run import LearnerRun
@@ -51,8 +51,8 @@ def plan_of(flags: RayBeastFlags, supervisor: Supervisor, ending: ExitStack) -> 
     """Joins or starts Ray, and returns the plan of the run; `ending` leaves or stops Ray."""
     env = flags.environment.spec
     spaces = spaces_of(env, supervisor.check_goes_on)
-    is_own_code = ":" in env.name or ":" in flags.model.spec.name  # workers must import it
-    fleet = ending.enter_context(RayFleet(flags.ray, flags.run.xpid, is_own_code))
+    own_code = is_own_code(env.name, flags.model.spec.name)
+    fleet = ending.enter_context(RayFleet(flags.ray, flags.run.xpid, own_code))
     room = fleet.room()
     workers = num_workers(flags.ray, room)
     fleet.reserve_for_learner()

@@ -26,6 +26,7 @@ from torchbeast import Learner, UsageError
 from torchbeast.collect import source
 from torchbeast.core.algos import IMPALA
 from torchbeast.core.storages import OnPolicyBuffer
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.fleets import waiting
 from torchbeast.gradients import workers
 from torchbeast.learner import plan
@@ -45,8 +46,8 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.parametrize("name", ["own", "built-in"])
-def test_the_folder_of_an_own_algorithm_is_copied_to_a_cluster(
+@pytest.mark.parametrize("name", ["own", "built-in", "schedule", "environment"])
+def test_the_folder_of_own_code_is_copied_to_a_cluster(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from examples.advantage_actor_critic import AdvantageActorCritic
@@ -62,11 +63,15 @@ def test_the_folder_of_an_own_algorithm_is_copied_to_a_cluster(
 
     monkeypatch.setattr("torchbeast.on_ray.fleet.RayFleet", Fleet)
     monkeypatch.setattr(plan, "check_room", lambda *_: None)
-    algo = (AdvantageActorCritic if name == "own" else IMPALA).create_factory()
+    schedule = "math:sqrt" if name == "schedule" else "constant"
+    algo = IMPALA.create_factory(learning_rate_schedule=schedule)
+    if name == "own":
+        algo = AdvantageActorCritic.create_factory()
     axes: dict[str, Any] = {"col_remote_workers": 1, "col_backend": "ray"}
     scheme = scheme_of(algo=algo, storage=OnPolicyBuffer.create_factory(size=10), **axes)
-    plan._ray_fleet(scheme, plan._env_spec(scheme), scheme.ray)
-    assert given == [name == "own"]
+    spec = EnvSpec("my_module:Mine-v0") if name == "environment" else plan._env_spec(scheme)
+    plan._ray_fleet(scheme, spec, scheme.ray)
+    assert given == [name != "built-in"]
 
 
 def local_function() -> Any:

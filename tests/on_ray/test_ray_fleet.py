@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
@@ -18,7 +20,7 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.fleet import WorkerLocation, WorkerLost
 from torchbeast.on_ray.config import RayConfig
 from torchbeast.on_ray.connection import ENDED, RESUME
-from torchbeast.on_ray.fleet import RayFleet, User
+from torchbeast.on_ray.fleet import RayFleet, User, _result
 
 GONE = ConnectionError("the Ray client has already been disconnected")
 LOST = (
@@ -230,3 +232,77 @@ except Exception:
     command = [sys.executable, "-c", program]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert ended.stdout.split() == ["True", "False"], ended.stderr
+
+
+def test_a_folder_that_ray_does_not_take_is_told_with_the_reason(ray: Any) -> None:
+    class RuntimeEnvSetupError(Exception):
+        error_message = "Failed to upload working_dir /me to the Ray cluster: it is too large."
+
+        def __str__(self) -> str:
+            return f"Failed to set up runtime environment.\n{self.error_message}"
+
+    ray.init.side_effect = RuntimeEnvSetupError()
+    with pytest.raises(RunError, match="cannot be used: Failed to upload .* it is too large$"):
+        RayFleet(RayConfig(address="auto"), "run", own_code=True)
+
+
+def test_an_interrupt_while_ray_starts_leaves_none(ray: Any) -> None:
+    ray.init.side_effect = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        RayFleet(RayConfig(address="auto"), "run")
+    ray.shutdown.assert_called_once()
+
+
+def test_an_interrupt_of_the_end_leaves_no_actor_and_no_ray(
+    ray: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = RayFleet(RayConfig(address="auto"), "run")
+    fleet.worker("one")
+    with monkeypatch.context() as patch:
+        patch.setattr(RayFleet, "_let_end", MagicMock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            fleet.end()
+    ray.kill.assert_called_once()
+    ray.shutdown.assert_called_once()
+
+
+def test_a_fleet_ends_in_order_after_ray_was_shut_down(ray: Any) -> None:
+    """A program that has not closed its Learner exits like this: Ray's own exit comes first."""
+    fleet = RayFleet(RayConfig(address="auto"), "run")
+    worker: Any = fleet.worker("one")
+    worker.has_begun = True
+    for method in ("end", "close"):
+        getattr(worker._handle, method).remote.side_effect = AttributeError("core_worker")
+    fleet.end()
+    ray.kill.assert_called_once()
+    ray.shutdown.assert_called_once()
+
+
+def test_an_actor_that_cannot_be_made_is_told_with_its_traceback() -> None:
+    exceptions = pytest.importorskip("ray.exceptions")
+    trace = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'torch'"
+    error = ModuleNotFoundError("No module named 'torch'")
+    cause = exceptions.RayTaskError("__init__", trace, error, "ray::A", 7, "10.0.0.2")
+    done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    done.set_exception(exceptions.ActorDiedError(cause))
+    lost = _result(done)
+    assert isinstance(lost, WorkerLost) and "No module named 'torch'" in str(lost)
+
+
+@pytest.mark.long
+def test_a_process_starts_one_ray_after_another_and_leaves_no_token(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    program = """
+from torchbeast.on_ray.config import RayConfig
+from torchbeast.on_ray.fleet import RayFleet
+for _ in range(2):
+    with RayFleet(RayConfig(), "run") as fleet:
+        print(len(fleet.room().nodes))
+"""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env=variables | {"HOME": str(tmp_path)}
+    )
+    assert ended.stdout.split() == ["1", "1"], ended.stderr
+    assert not (tmp_path / ".ray").exists()

@@ -24,7 +24,8 @@ class RolloutConfig(Settings):
     batch_size: int = setting(8, bounds=(at_least, 1))
     """Rollouts per update, summed over all learners; with dqn, sac and td3: sampled steps per
     update. Default for impala and laser: a quarter of the program's environments, rounded up to a
-    power of two and at least 8, which keeps the policy lag at about 4 or less."""
+    power of two and at least 8, which keeps the policy lag at about 4 or less. RayBeast counts
+    the environments for this machine's cores: on a larger cluster, give --num_envs too."""
     unroll_length: int = setting(80, bounds=(at_least, 1))
     """Steps per rollout, usually 5 to 128. Longer rollouts give fewer, larger updates and older
     data."""

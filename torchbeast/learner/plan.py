@@ -29,7 +29,7 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.fleets.fleet import LocalFleet
 from torchbeast.fleets.system import environment_of_share, keep_freed_memory
 from torchbeast.gradients.config import GradientConfig
-from torchbeast.on_ray.config import RayConfig, WorkerGroup, check_room
+from torchbeast.on_ray.config import RayConfig, WorkerGroup, check_room, is_own_code
 from torchbeast.reporting.loggers import Logger
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.run.assemble import CPU_BYTES_AT_ONCE, Assembled, LearnerConfig, assemble
@@ -223,9 +223,11 @@ def _ray_fleet(
     from torchbeast.on_ray.fleet import LEARNER, RayFleet
 
     name = f"learner-{secrets.token_hex(4)}"  # no two fleets on a cluster have the same
-    names = scheme.actor_factory.spec.name, name_of(scheme.algo_factory.algo)
-    has_own_code = spec.is_factory or any(":" in each for each in names)
-    fleet = RayFleet(config, name, has_own_code, LEARNER, actors)
+    settings = recorded(scheme.algo.config).items()
+    shapes = [shape for name, shape in settings if name.endswith("_schedule")]
+    names = [spec.name, scheme.actor_factory.spec.name, name_of(scheme.algo_factory.algo), *shapes]
+    own_code = bool(spec.pickled) or is_own_code(*names)
+    fleet = RayFleet(config, name, own_code, LEARNER, actors)
     try:
         check_room(fleet.room(), _groups(scheme))
     except BaseException:

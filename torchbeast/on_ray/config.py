@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +14,14 @@ from torchbeast.core.base.checks import above, at_least, require, setting
 from torchbeast.errors import UsageError
 
 CLIENT = "ray://"  # prefix of the address of a cluster from outside
+_OF_PACKAGES = re.compile(r"(?<![\w.])(envpool|pettingzoo|pybullet_envs_gymnasium):")
+
+
+def is_own_code(*names: object) -> bool:
+    """Returns whether nodes must import a module of the user, for one of these names of
+    environments, networks, algorithms and functions.
+    """
+    return any(":" in _OF_PACKAGES.sub("", str(name)) for name in names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +49,8 @@ class RayConfig(BufferedActorsConfig):
     """Folder with your code, which Ray copies to the machines of the cluster. Default: the current
     folder if the environment or the network is your own (module:attribute), else none."""
     dashboard: bool = setting(False, "connection")
-    """Start Ray's dashboard if this run starts Ray. Needs pip install 'ray[default]'."""
+    """Start Ray's dashboard if this run starts Ray. Needs pip install 'ray[default]'. It asks for
+    the token in torchbeast-ray-*/token, in $TMPDIR or /tmp."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbeast.errors import RunError
+from torchbeast.fleets.system import uninterrupted
 from torchbeast.on_ray.config import CLIENT
 
 _log = logging.getLogger("torchbeast.ray")
@@ -119,8 +120,8 @@ def connected(
         ray = import_ray()
         _check_reachable(address, said_in, start)
         with _logged(ray):
-            _initialise(ray, address, start, options)
             try:
+                _initialise(ray, address, start, options)
                 yield ray
             finally:
                 end_with(ray.shutdown)
@@ -141,7 +142,7 @@ def _logged(ray: Any) -> Iterator[None]:
 
 def _initialise(ray: Any, address: str, start: str, options: Mapping[str, Any]) -> None:
     try:
-        with _signals_kept():
+        with uninterrupted(), _signals_kept():  # nobody could end what has half started
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:  # Ray raises anything, ValueError and ConnectionError included
         if isinstance(error, ConnectionError) and address == "auto":
@@ -206,7 +207,8 @@ def _signals_kept() -> Iterator[None]:
 
 def first_sentence(error: BaseException) -> str:
     """Returns the first line of an error message; Ray appends addresses below it."""
-    text = str(error).strip() or type(error).__name__
+    said = getattr(error, "error_message", None)  # what a RuntimeEnvSetupError says second
+    text = str(said or error).strip() or type(error).__name__
     return " ".join(text.partition("\n")[0].split()).rstrip(".")
 
 

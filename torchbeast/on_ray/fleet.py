@@ -91,7 +91,7 @@ class RayWorker:
         """Calls a method without waiting for it; see Worker."""
         try:
             future = getattr(self._handle, method).remote(*arguments).future()
-        except ConnectionError as error:  # to the proxy of a learner outside the cluster
+        except Exception as error:  # of a lost connection, or after Ray's own end at the exit
             then(_failure(error))
             return
         future.add_done_callback(lambda done: self._answered(then, done))
@@ -254,10 +254,11 @@ class RayFleet(AbstractContextManager["RayFleet"]):
         """Ends all actors, and Ray if it was started here. May be called again."""
         with self._lock:
             workers = list(self._workers)
-        self._let_end([worker for worker in workers if worker.has_begun])
-        for worker in workers:
-            worker.kill()
-        self._closing.close()
+        with ExitStack() as last:  # in reverse order, also if Ctrl-C interrupts a part
+            last.callback(self._closing.close)
+            for worker in workers:
+                last.callback(worker.kill)
+            self._let_end([worker for worker in workers if worker.has_begun])
 
     def _let_end(self, workers: Sequence[RayWorker]) -> None:
         """Lets actors finish their step and end, within a time limit."""
@@ -383,6 +384,8 @@ def _result(done: concurrent.futures.Future[Any]) -> Any:
         return RunError(_FULL)
     if isinstance(error, (exceptions.RayTaskError, exceptions.RuntimeEnvSetupError)):
         return RunError(str(error))
+    if isinstance(error, exceptions.ActorDiedError) and error.actor_init_failed:
+        return WorkerLost(str(error))  # with its traceback: the node may lack a package
     if isinstance(error, exceptions.ActorUnavailableError):
         return _OutOfReach(first_sentence(error))
     if isinstance(error, exceptions.RayError):
@@ -433,8 +436,7 @@ def _own_files() -> Iterator[Path]:
     """Makes a folder for the files of a Ray that is started here: logs, sockets, spilled objects.
 
     It contains a token that is required to use that Ray. By default Ray leaves its token in the
-    home folder, and then every later cluster of the user requires it too. Ray reads the location of
-    the token when it is imported, so if the caller has already imported Ray, the default applies.
+    home folder, and then every later cluster of the user requires it too.
     """
     parent = tempfile.gettempdir()
     parent = parent if len(parent) + len("/torchbeast-ray-") < _LONGEST_FOLDER else "/tmp"
@@ -443,17 +445,27 @@ def _own_files() -> Iterator[Path]:
     )
     with made as folder:
         ours: dict[str, str] = {}
-        if "ray" not in sys.modules and not any(name in os.environ for name in _OF_TOKENS):
+        if not any(name in os.environ for name in _OF_TOKENS):
             token = Path(folder, "token")
             token.touch(mode=0o600)
             token.write_text(secrets.token_hex(32))
             ours = dict(zip(_OF_TOKENS, ("token", str(token)), strict=True))
         os.environ.update(ours)
+        _read_token_again()
         try:
             yield Path(folder)
         finally:
             for name in ours:
                 os.environ.pop(name, None)
+            _read_token_again()
+
+
+def _read_token_again() -> None:
+    """Lets Ray read its token anew: it keeps the first that it has read in a process."""
+    raylet: Any = sys.modules.get("ray._raylet")
+    with suppress(AttributeError):  # Ray is not imported yet, or is a release without tokens
+        raylet.Config.initialize("")  # first: a thread that still ends may ask for the token
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _node(node: Mapping[str, Any], here: str) -> Node:

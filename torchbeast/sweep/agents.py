@@ -19,6 +19,7 @@ from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.cli.ray_flags import RayBeastFlags
 from torchbeast.core.base.checks import names_with
 from torchbeast.errors import UsageError
+from torchbeast.on_ray.config import is_own_code
 from torchbeast.reporting.loggers import DisplayConfig, LogConfig
 from torchbeast.reporting.run_folder import read_meta
 from torchbeast.run.config import CheckpointConfig, HardwareConfig
@@ -126,10 +127,12 @@ def _agent(plan: SweepPlan, settings: Mapping[str, str], folder: Path) -> AgentR
         total_steps=flags.training.total_steps,
         episodes=flags.display.episodes_for_avg,
         seed=flags.run.seed,
-        has_own_code=any(
-            ":" in re.sub(r"(?<![\w.])(envpool|pettingzoo):", "", str(value))  # of packages
-            for name, value in flatten(flags).items()
-            if name in ("env", "model", "algo", "callback") or name.endswith("_schedule")
+        has_own_code=is_own_code(
+            *(
+                value
+                for name, value in flatten(flags).items()
+                if name in ("env", "model", "algo", "callback") or name.endswith("_schedule")
+            )
         ),
         evaluates=flags.callbacks.eval_every is not None,
     )
