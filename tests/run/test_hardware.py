@@ -90,6 +90,12 @@ def test_megabytes_at_once_sets_the_size_of_a_slice(megabytes: float, expected: 
     assert chosen(megabytes_at_once=megabytes).bytes_at_once == expected
 
 
+@pytest.mark.usefixtures("a_gpu")
+def test_a_fixed_lag_has_one_learner_thread_on_a_gpu_too() -> None:
+    assert chosen().learner_threads == 2
+    assert chosen(reproducible=True).learner_threads == 1
+
+
 def test_a_reproducible_run_has_the_same_threads_and_precision_on_every_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -98,6 +98,16 @@ def test_a_member_keeps_a_seed_of_its_own_whomever_it_continues_from(tmp_path: P
         assert given[number] == [f"--seed={seed}"] and f"--seed={seed}" in again[number]
 
 
+def test_the_seed_and_no_name_decides_how_settings_change(tmp_path: Path) -> None:
+    rates = []
+    for name in ("first", "again"):
+        (tmp_path / name).mkdir()
+        members = population(tmp_path / name, rounds=8, seed=7)
+        run(members, [{0: 2.0, 1: 1.0, 2: 4.0, 3: 3.0}] * 8)
+        rates.append([row["learning_rate"] for row in record(tmp_path / name)])
+    assert rates[0] == rates[1]
+
+
 def test_members_without_a_return_count_as_the_worst(tmp_path: Path) -> None:
     run(
         population(tmp_path), [{0: 1.0, 1: math.nan, 2: 0.0, 3: -5.0}, dict.fromkeys(range(4), 0.0)]

@@ -159,7 +159,7 @@ def choose(config: HardwareConfig, reproducible: bool = False) -> Compute:
         threads=config.torch_threads or (1 if reproducible else available_cores()),
         bytes_at_once=usual if megabytes is None else int(megabytes * 1e6) or None,
         is_whole=use_cuda or config.compile or reproducible,
-        learner_threads=config.num_learner_threads or (2 if use_cuda else 1),
+        learner_threads=config.num_learner_threads or (2 if use_cuda and not reproducible else 1),
     )
 
 

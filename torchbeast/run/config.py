@@ -25,7 +25,8 @@ class HardwareConfig(Settings):
 
     num_learner_threads: int | None = setting(None, bounds=(at_least, 1))
     """Learner threads, which take turns preparing batches and updating. Alias: --num_threads.
-    Default: 2 with a GPU (one copies data while the other computes), else 1."""
+    Default: 2 with a GPU (one copies data while the other computes), else 1; 1 with
+    --fixed_lag."""
     torch_threads: int | None = setting(None, "rank", bounds=(at_least, 1))
     """Number of CPU threads per update. Each thread computes gradients of slices of the batch; the
     order of their sum is not fixed. Default: the cores that this process may use; 1 with

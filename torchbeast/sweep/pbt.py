@@ -177,7 +177,7 @@ class Population:
 
     def _next_round(self) -> list[Turn]:
         """Lets the worst members continue from the best ones; returns the turns of all members."""
-        rng = random.Random(f"{self._folder.name} {self.round}")
+        rng = random.Random(f"{self._now[0].seed} {self.round}")
         order = sorted(self._now, key=_score)
         share = max(1, int(len(order) * _QUARTER))
         turns = []

@@ -155,6 +155,7 @@ class SelfPlay(OwnVecEnv):
     def reset(self, seed: int) -> ArrayNest:
         env = self._env
         self._rng = np.random.default_rng(seed)
+        torch.default_generator.manual_seed(seed)  # opponents draw their actions from it
         self.elo = newest_rating(self._pool)
         self._opponents: list[Opponent] = [self._drawn] * self.num_envs  # of each game
         self._games_left = 0  # to begin against the opponent that was drawn last
