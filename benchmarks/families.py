@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import signal
 import statistics
@@ -115,7 +116,7 @@ def main() -> None:
     rows = (line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `"))
     returns = {row[0].strip("| `"): row[2].strip() for row in rows}
     for family in FAMILIES:
-        if family.is_installed and re.search(arguments.only, family.env):
+        if family.is_installed and re.search(arguments.only, family.env, re.IGNORECASE):
             returns[family.env] = _run(family, arguments.seconds)
             print(f"{family.env}: {returns[family.env]}", flush=True)
     PAGE.write_text(_page(returns))
@@ -151,8 +152,10 @@ def _run(family: Family, seconds: float) -> str:
 def _output(command: Sequence[str], folder: Path, seconds: float) -> str:
     """Runs a program until so long after its first update; returns what it printed."""
     output, log = folder / "output.txt", folder / "x" / "logs.csv"
+    here = Path(__file__).resolve().parent  # it contains the module `families`
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), str(here)])}
     with output.open("w") as file:
-        run = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        run = subprocess.Popen(command, env=variables, stdout=file, stderr=subprocess.STDOUT)
     end, is_learning = time.monotonic() + _PATIENCE_S, False
     while run.poll() is None and time.monotonic() < end:
         time.sleep(0.2)

@@ -75,7 +75,7 @@ FIGURES: dict[str, Sequence[Panel]] = {
             "MinAtar Breakout, IMPALA and LASER",
             _replay("breakout", "no-replay", "no-replay-8", "ratio-7"),
         ),
-        _HALF_CHEETAH._replace(title="HalfCheetah, SAC", marks={}),
+        _HALF_CHEETAH._replace(title="HalfCheetah, SAC and TD3", marks={}),
         Panel(
             "BitFlip, ten bits, DQN",
             {"with hindsight": "bitflip/hindsight-*.csv", "without": "bitflip/plain-*.csv"},
@@ -113,7 +113,6 @@ FIGURES: dict[str, Sequence[Panel]] = {
     "cartpole/curve": [
         Panel("CartPole, IMPALA, entropy cost 0.01", _programs("cartpole"), _CARTPOLE)
     ],
-    "cartpole-ppo/curve": [Panel("CartPole, PPO", _programs("cartpole-ppo"), _CARTPOLE)],
     "cartpole-two-learners/curve": [
         Panel(
             "CartPole, IMPALA",

@@ -5,7 +5,8 @@
 # It needs no network. FOLDER then has gpu.md, a page; gpu.json, every figure; and a log of each part.
 # A part that fails does not stop the others, and the exit code is 1.
 #
-# usage: scripts/gpu.sh FOLDER     PYTHON=python3.12 chooses the Python, which has torch and pytest
+# usage: scripts/gpu.sh FOLDER     PYTHON=python3.12 chooses the Python, which has requirements.txt,
+#                                  pytest, pytest-xdist and pybind11; the system has cmake and gRPC
 set -euo pipefail
 [ $# -eq 1 ] || { echo "usage: scripts/gpu.sh FOLDER" >&2; exit 2; }
 mkdir -p "$1"

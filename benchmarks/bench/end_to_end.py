@@ -73,13 +73,13 @@ def arguments(flags: PolyBeastFlags) -> list[str]:
 
 
 def _words(name: str, value: Any) -> list[str]:
-    if value is None or value is False or value == () or value == {}:
+    if value is None or value == () or value == {}:
         return []
     if isinstance(value, Mapping):
         return [f"--{name}={json.dumps(value)}"]
     if isinstance(value, tuple):
         return [f"--{name}", *map(str, value)]
-    return [f"--{name}" if value is True else f"--{name}={value}"]
+    return [f"--{name}={str(value).lower() if isinstance(value, bool) else value}"]
 
 
 class _Update(NamedTuple):

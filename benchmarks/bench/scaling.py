@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_USED = 0.85  # share of the cores that a saturated run uses: 0.75 to 0.93 in `rate`
+_USED = 0.85  # share of the cores that a saturated run uses: 0.79 to 0.93 in `rate`
 
 COSTS = Path(__file__).parents[2] / "docs/results/scale/cost.csv"
 

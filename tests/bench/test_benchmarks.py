@@ -107,3 +107,39 @@ def test_the_table_has_greedy_and_sampled_play(
         (folder / f"{name}.txt").write_text(f"Returns: 1\nMean {mean:.2f}, median 0.00\n")
     line = keep_results["table_line"]("pong", "polybeast", [folder])
     assert line == "| [pong](pong/curve.png) | polybeast | 11 | 480 | 0.0 | 20 | -3.5 |"
+
+
+@pytest.fixture
+def families(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """The program, which writes a copy of its page."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    found = runpy.run_path(str(FOLDER / "families.py"))["main"].__globals__
+    page = tmp_path / "environments.md"
+    page.write_text(found["PAGE"].read_text())
+    monkeypatch.setitem(found, "PAGE", page)
+    return found
+
+
+def test_the_page_of_environments_is_what_its_program_writes(
+    families: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = families["PAGE"].read_text()
+    monkeypatch.setattr(sys, "argv", ["families.py", "--only", "^$"])
+    families["main"]()
+    assert families["PAGE"].read_text() == before
+
+
+def test_families_are_chosen_in_any_case(
+    families: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(families, "_run", lambda family, seconds: "1 → 2")
+    monkeypatch.setattr(sys, "argv", ["families.py", "--only", "cartpole"])
+    families["main"]()
+    assert "| `CartPole-v1` |  | 1 → 2 |" in families["PAGE"].read_text()
+
+
+def test_environments_of_families_are_found_by_the_program_that_trains(
+    families: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert families["_output"]([sys.executable, "-c", "import families"], tmp_path, 0.0) == ""

@@ -18,6 +18,7 @@ from torchbeast.cli.flags import PolyBeastFlags
     [
         [],
         ["--preset", "cartpole-lstm", "--num_servers", "1"],
+        ["--preset", "cartpole-lstm", "--no_use_lstm"],
         ["--env", "a:b", "--observation_keys", "glyphs", "inner/map"],
         ["--entropy_cost", "0", "--megabytes_at_once", "0", "--disable_cuda", "--momentum", "0.5"],
     ],
