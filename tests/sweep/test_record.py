@@ -12,7 +12,7 @@ from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import UsageError
 from torchbeast.reporting.run_folder import RunFolder
-from torchbeast.sweep.agents import sweep_plan
+from torchbeast.sweep.agents import agents_of, sweep_plan
 from torchbeast.sweep.config import SweepConfig
 
 SET = ("learning_rate=0.1,0.2",)
@@ -146,3 +146,15 @@ def test_a_population_keeps_its_rounds_and_a_sweep_does_not_become_one(
         sweep_plan(SweepConfig(scheduler="pbt", rounds=4), [], population)
     with pytest.raises(UsageError, match="with --rounds None, not with --rounds 4"):
         sweep_plan(SweepConfig(scheduler="pbt", rounds=4), [], folder)
+
+
+def test_a_recorded_function_gets_no_arguments_unless_this_command_names_it(tmp_path: Path) -> None:
+    """Anyone may have made the folder."""
+    folder = tmp_path / "theirs"
+    words = ["--env", "os:system", "--env_kwargs", '{"command": "true"}']
+    plan = sweep_plan(SweepConfig(set=SET), words, folder)
+    assert len(agents_of(plan, folder)) == 2, "this command names it"
+    RunFolder(folder, plan.record(), []).finish(successful=True)
+    with pytest.raises(UsageError, match="add --env os:system"):
+        agents_of(sweep_plan(SweepConfig(name="theirs"), [], folder), folder)
+    assert len(agents_of(sweep_plan(SweepConfig(), words[:2], folder), folder)) == 2

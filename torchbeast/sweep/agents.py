@@ -18,11 +18,12 @@ from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.cli.ray_flags import RayBeastFlags
 from torchbeast.core.base.checks import names_with
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.on_ray.config import is_own_code
 from torchbeast.reporting.loggers import DisplayConfig, LogConfig
 from torchbeast.reporting.run_folder import read_meta
-from torchbeast.run.config import CheckpointConfig, HardwareConfig
+from torchbeast.run.config import CheckpointConfig, HardwareConfig, check_named
 from torchbeast.sweep.config import ProgramName, SchedulerName, SweepConfig
 from torchbeast.sweep.search import SEED, Values, settings_of_agents, values_of
 
@@ -115,6 +116,10 @@ def _agent(plan: SweepPlan, settings: Mapping[str, str], folder: Path) -> AgentR
     # The address of a shared replay comes later.
     later = ["--replay_service=later"] if plan.config.shared_replay else []
     flags = parse(FLAGS[plan.program], plan.program, [*words, *later], flag_names(SweepConfig))
+    if plan.typed is not None:  # anyone may have recorded the other words
+        env = flatten(flags)["env"] or ""
+        is_typed = any(env in word for word in plan.typed)
+        check_named(flatten(flags), EnvSpec(env if is_typed else ""))
     where = ["--savedir", str(folder), "--xpid", name, "--suppress_logs"]
     if pool := flatten(flags).get("selfplay"):  # each run needs versions of its own
         where += ["--selfplay", str(Path(pool) / name)]
@@ -154,10 +159,12 @@ class SweepPlan:
     Attributes:
         config: The settings of the sweep, all of them chosen.
         words: The flags that all agents have.
+        typed: The words of a command that continues a sweep; None: all words are typed.
     """
 
     config: SweepConfig
     words: list[str]
+    typed: Sequence[str] | None = None
 
     @property
     def values(self) -> Values:
@@ -210,6 +217,7 @@ def sweep_plan(config: SweepConfig, words: Sequence[str], folder: Path) -> Sweep
     now = SweepPlan(
         config=_completed(config, before.config),
         words=before.words if is_repeated else [*before.words, *words],  # the last one counts
+        typed=None if recorded is None else [*config.set, *words],
     )
     if now.config.address and now.config.on == "local" and now.program != "raybeast":
         raise UsageError(

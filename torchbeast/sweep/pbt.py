@@ -21,7 +21,7 @@ import csv
 import math
 import random
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_type_hints
@@ -112,7 +112,7 @@ class Population:
         self._folder = agents[0].folder.parent
         self._agents = [_as_member(agent, number) for number, agent in enumerate(agents)]
         root = secrets.randbits(31) if agents[0].seed is None else agents[0].seed
-        self._turns = _read(self._folder / CSV) or [
+        self._turns = _read(self._folder / CSV, values) or [
             Turn(1, number, number, agent.settings, seed_of(root, "member", number))
             for number, agent in enumerate(agents)
         ]
@@ -245,14 +245,17 @@ def _as_member(agent: AgentRun, number: int) -> AgentRun:
     return replace(agent, name=name, words=words, folder=agent.folder.with_name(name))
 
 
-def _read(path: Path) -> list[Turn]:
-    """Returns what an earlier part of the sweep wrote; empty for a new sweep."""
+def _read(path: Path, names: Collection[str]) -> list[Turn]:
+    """Returns what an earlier part of the sweep wrote of these settings; empty for a new sweep."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return [
-        Turn(**{name: kind(row.pop(name)) for name, kind in _COLUMNS.items()}, settings=row)
+        Turn(
+            **{name: kind(row[name]) for name, kind in _COLUMNS.items()},
+            settings={name: row[name] for name in names},
+        )
         for row in rows
     ]
 
