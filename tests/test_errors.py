@@ -221,3 +221,13 @@ def test_a_traceback_of_our_own_code_alone_becomes_its_last_line() -> None:
         "ValueError: expected a finite reward, got nan\n"
     )
     assert without_our_frames(message) == "address: ValueError: expected a finite reward, got nan\n"
+
+
+def test_a_terminal_obeys_nothing_that_an_error_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    """A stranger's checkpoint, or a host, may name things like this."""
+
+    def body() -> int:
+        raise UsageError("no \x1b[2J\x9b1m model\n\tat all")
+
+    assert exit_code_of("export", body) == 2
+    assert capsys.readouterr().err == "export: no ?[2J?1m model\n\tat all\n"

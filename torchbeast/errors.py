@@ -34,6 +34,8 @@ _OUR_FRAME = re.compile(
 _LIBRARIES = re.compile(rf"<|{re.escape(sysconfig.get_path('stdlib'))}/|.*/(?:site|dist)-packages/")
 _EMPTY_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?! )")
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # without line ends and tabs
+
 _TRACEBACK = "Traceback (most recent call last):\n"
 _FRAME = '  File "'
 _LONGEST_LINE = 300  # characters
@@ -52,6 +54,13 @@ class RunError(RuntimeError):
     """A failure of the run. The message names its origin and what happened; programs exit with code
     1.
     """
+
+
+def readable(text: str) -> str:
+    """Returns a text without what a terminal would obey: messages quote strangers' files and other
+    machines' words.
+    """
+    return _CONTROLS.sub("?", text)
 
 
 @contextmanager
@@ -311,5 +320,5 @@ def in_one_line(report: str) -> str:
 
 def _report(program: str, message: str, code: int) -> int:
     with suppress(OSError):  # stderr on a full disk; the exit code remains
-        print(f"{program}: {message}", file=sys.stderr, flush=True)
+        print(f"{program}: {readable(message)}", file=sys.stderr, flush=True)
     return code

@@ -277,3 +277,12 @@ def test_the_alert_about_lost_servers_lasts_until_they_are_back() -> None:
     (group,) = yaml.safe_load((CLUSTER / "alerts.yaml").read_text())["groups"]
     (lost,) = (rule for rule in group["rules"] if rule["alert"] == "TorchBeastStreamsAreLost")
     assert lost["expr"] == 'torchbeast_streams{state="lost"} > 0'
+
+
+@pytest.mark.parametrize("name", [".dockerignore", ".gitignore"])
+def test_keys_are_neither_built_into_images_nor_committed(name: str) -> None:
+    made = re.search(r"torchbeast.keys .*--folder (\S+)", (CLUSTER / "compose.yaml").read_text())
+    assert made is not None
+    lines = (CLUSTER.parents[1] / name).read_text().split()
+    keys = {KeysFlags.folder, f"examples/cluster/{made[1]}"}
+    assert keys <= {line.strip("/") for line in lines}

@@ -29,6 +29,7 @@ from torchbeast.reporting.run_folder import (
     read_meta,
     run_path,
     session,
+    warning_handler,
     write_atomically,
 )
 from torchbeast.sweep.config import SweepConfig
@@ -375,3 +376,19 @@ def test_a_thread_that_warns_while_the_last_run_ends_does_not_fail(tmp_path: Pat
     run.finish(successful=True)
     record = log.makeRecord("torchbeast", logging.WARNING, "", 0, "late", (), None)
     assert not shown.filter(record)
+
+
+def test_a_terminal_obeys_nothing_that_a_warning_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    record = logging.makeLogRecord({"levelno": logging.WARNING, "msg": "from \x1b[2J"})
+    warning_handler().handle(record)
+    assert capsys.readouterr().err == "Warning: from ?[2J\n"
+
+
+def test_unfinished_copies_of_a_killed_run_are_removed_too(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True)
+    left, mine = folder / "000000000100.tar.123.tmp", folder / "mine.tmp"
+    for path in (left, mine):
+        path.touch()
+    RunFolder(tmp_path / "run", {}, []).finish(successful=True)
+    assert not left.exists() and mine.exists()

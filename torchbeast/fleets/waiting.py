@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from torchbeast.errors import readable
+
 WAIT_S = 10.0
 """Seconds without an update after which the cause is reported. `Source.hanging` describes workers
 that have taken that long."""
@@ -130,11 +132,11 @@ def waiting_for(what: str | Callable[[], str], is_logged: bool = True) -> Iterat
 def say(sentence: str) -> None:
     """Prints a message, and logs it, because tomorrow only out.log will be left."""
     _log.info("%s", sentence)
-    print(sentence, flush=True)
+    print(readable(sentence), flush=True)
 
 
 def warn(sentence: str, is_logged: bool = True) -> None:
     """Prints a warning on stderr, and logs it, unless out.log itself may be what hangs."""
-    print(f"Warning: {sentence}", file=sys.stderr, flush=True)
+    print(f"Warning: {readable(sentence)}", file=sys.stderr, flush=True)
     if is_logged:  # as info, because the handler of warnings would draw over a panel
         _log.info("Warning: %s", sentence)

@@ -34,6 +34,7 @@ from torchbeast.errors import (
     RunError,
     UsageError,
     expanded,
+    readable,
     refusing_paths,
     what_users_code_raised,
     without_our_frames,
@@ -342,7 +343,7 @@ def is_in_use(path: Path) -> bool:
 
 def _remove_unfinished(path: Path) -> None:
     """Removes unfinished files of a killed process. The caller must have locked the folder."""
-    for unfinished in path.glob("*.tmp"):
+    for unfinished in (*path.glob("*.tmp"), *path.glob("checkpoints/*.tmp")):
         if unfinished.stem.rpartition(".")[2].isdigit():  # a name of `replaced_atomically`
             unfinished.unlink(missing_ok=True)
 
@@ -375,10 +376,17 @@ def _logged_to(path: Path) -> Iterator[None]:
         logger.propagate = True
 
 
+class _Readable(logging.Formatter):
+    """Formats records without what a terminal would obey."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return readable(super().format(record))
+
+
 def warning_handler() -> logging.Handler:
     """Returns a logging handler that prints warnings, and only those, on stderr."""
     shown = logging.StreamHandler()
-    shown.setFormatter(logging.Formatter("Warning: %(message)s"))
+    shown.setFormatter(_Readable("Warning: %(message)s"))
     shown.addFilter(lambda record: record.levelno == logging.WARNING)
     return shown
 

@@ -82,8 +82,7 @@ def save(path: Path, checkpoint: Mapping[str, Any]) -> None:
 
 def as_bytes(checkpoint: Mapping[str, Any]) -> memoryview:
     """Returns the contents of a checkpoint file."""
-    if hasattr(torch.serialization, "set_crc32_options"):  # from PyTorch 2.6 on
-        torch.serialization.set_crc32_options(True)  # in case somebody has turned checksums off
+    torch.serialization.set_crc32_options(True)  # in case somebody has turned checksums off
     data = io.BytesIO()
     torch.save(dict(checkpoint), data)
     return data.getbuffer()

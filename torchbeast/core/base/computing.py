@@ -290,8 +290,6 @@ def numpys_scalars() -> AbstractContextManager[Any]:
     """Returns a context in which torch.load reads scalars of numpy too, still without running code
     from the file: PolyBeast 2019 saved returns as such.
     """
-    if not hasattr(torch.serialization, "safe_globals"):  # before PyTorch 2.5
-        return nullcontext()
     scalar: Any = np.float32(0).__reduce__()[0]
     names = [(scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
     types = [type(np.dtype(kind)) for kind in ("bool", "int32", "int64", "float32", "float64")]
