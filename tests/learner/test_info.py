@@ -56,7 +56,7 @@ def test_means_over_the_same_games_as_the_returns_are_logged(
         assert row["mean_episode_return"] == pytest.approx(twice / 2)
         assert row.get("info_sometimes", 1.0) == 1.0 and "info_word" not in row
     assert any("info_sometimes" in row for row in rows)
-    said = re.findall(r"without a number '(\w+)'", capsys.readouterr().err)
+    said = re.findall(r"without a finite number '(\w+)'", capsys.readouterr().err)
     assert sorted(said) == ["sometimes", "word"], "each once"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from torchbeast.collect.contract import LostStream
 from torchbeast.collect.weights import PublishedWeights
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import make_agent
+from torchbeast.core.algos.base import Counters
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.base.computing import CudaStream
 from torchbeast.core.base.specs import ActorSpec
@@ -556,3 +558,13 @@ def test_a_batch_is_dropped_if_an_interrupt_comes_before_its_update(tmp_path: Pa
     assert thread.step(ignore) is not None
     assert run.weights.version == 3, "workers with a fixed lag wait for that of the dropped batch"
     assert source.batches.call_count == 2, "the source does not count the dropped batch"
+
+
+def test_infinite_numbers_in_an_info_count_for_nothing() -> None:
+    """A ratio may have none, and a host may send any."""
+    ended = torch.zeros(T + 1, B, dtype=torch.bool)
+    ended[2] = True
+    numbers = torch.tensor([math.inf, -math.inf]).expand(T + 1, B)
+    batch = replace(rollout(), done=ended, episode_end=ended, info={"ratio": numbers})
+    rows = Rows(ListSource([]), Mock(), Progress(), ("ratio",))
+    assert math.isnan(rows.make(batch, {}, Counters())["info_ratio"])

@@ -28,6 +28,7 @@ from source_envs import Numbered
 from torchbeast import envs
 from torchbeast.collect.contract import LearnerInfo
 from torchbeast.collect.weights import PublishedWeights
+from torchbeast.core.actors.contract import Actor, ModelInputs, zeros_of
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2
 from torchbeast.core.envs.contract import VecStep
@@ -364,3 +365,21 @@ def test_graphs_are_recorded_for_environments_that_join_later(
         with playing(address, setup, join_server=Mock() if dials_in else None):
             pass
     assert asked == [0 if dials_in else 1], "0: unknown"
+
+
+@pytest.mark.parametrize("dials_in", [False, True])
+def test_a_mask_of_zeros_from_a_host_ends_no_run(
+    monkeypatch: pytest.MonkeyPatch, dials_in: bool
+) -> None:
+    replicas: list[Actor] = []
+    where = "torchbeast.servers.source.use_cuda_graphs"
+    monkeypatch.setattr(where, lambda made, _: replicas.extend(made))
+    setup = Setup(env_id="masked:Masked", num_envs=1)
+    with served(lambda: envs.make(setup.env_id, 1), described(setup, 1)) as address:
+        with playing(address, setup, join_server=Mock() if dials_in else None) as running:
+            space, actions = running.agent.observation_space, running.agent.model.distribution
+    reward, done = torch.zeros(1, 1), torch.zeros(1, 1, dtype=torch.bool)
+    inputs = ModelInputs(zeros_of(space, 1, 1), reward, done, actions.zero_action((1, 1)))
+    refused = pytest.raises(RunError, match="forbids every action")
+    with contextlib.nullcontext() if dials_in else refused:
+        replicas[0].act(inputs, replicas[0].initial_state(1))

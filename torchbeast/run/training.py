@@ -465,16 +465,16 @@ class Rows:
             self.log.write(self.progress.step, self.newest)
 
     def _info_mean(self, name: str, numbers: Sequence[float]) -> float:
-        """Returns the mean over the episodes of an update; NaN if none has a number.
+        """Returns the mean over the episodes of an update; NaN if none has a finite number.
 
         Warns once for each keyword that an episode lacks; its number is NaN.
         """
-        present = [number for number in numbers if not math.isnan(number)]
+        present = [number for number in numbers if math.isfinite(number)]
         if len(present) < len(numbers) and name not in self._missed_info:
             self._missed_info.add(name)
             _log.warning(
-                f"an episode ended without a number {name!r} in its last info; info_{name} is the "
-                "mean over the other episodes"
+                f"an episode ended without a finite number {name!r} in its last info; info_{name} "
+                "is the mean over the other episodes"
             )
         return mean(present)
 

@@ -123,6 +123,8 @@ class PolySource:
         replicas = [copy.deepcopy(actor) for _ in range(self._num_inference_threads)]
         most = self._num_envs if self._join_server is None else 0  # more hosts may join
         use_cuda_graphs(replicas, most)
+        for replica in replicas:
+            replica.checks_masks = self._join_server is None  # no host may end the run
         for i, replica in enumerate(replicas):
             supervisor.start_thread(f"inference-{i}", functools.partial(self._infer, replica))
         supervisor.start_thread("environments", self._play)

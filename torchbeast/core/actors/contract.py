@@ -182,6 +182,7 @@ class Actor(nn.Module, ABC):
             several threads may compute gradients of slices of a batch's columns. An actor that
             normalises over the batch, or stores something in `self` while it computes, is not
             separable; only its author knows.
+        checks_masks: Whether `act` refuses a mask that rules out all actions. The program sets it.
     """
 
     distribution: ActionDistribution
@@ -189,6 +190,7 @@ class Actor(nn.Module, ABC):
     reward_input: RewardClipping = ActorSpec.reward_input
     env_index: Tensor | None = None
     separable: bool = False
+    checks_masks: bool = True
 
     def act(self, inputs: ModelInputs, state: Nest[Tensor], mode: Mode = "sample") -> Acted:
         """Chooses an action for one row, without a graph.
@@ -211,7 +213,8 @@ class Actor(nn.Module, ABC):
             ```
         """
         with own_torch_settings(), torch.inference_mode():
-            if (mask := getattr(self, "action_mask", None)) is not None:
+            mask = getattr(self, "action_mask", None)
+            if self.checks_masks and mask is not None:
                 mask.check(inputs.observation)
             return self.choose(inputs, state, mode)
 
