@@ -173,3 +173,12 @@ def test_a_run_fails_if_the_system_never_starts_a_replacement(
     office.first.failures = 5 * [NO_MEMORY]
     Background(office.restarts.ended, office.first, KILLED).result()
     assert office.first.starts == 1 and "Cannot allocate memory" in str(office.supervisor.failure)
+
+
+def test_the_successor_of_a_worker_whose_node_has_left_may_fail_to_start(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervision, "_PAUSE_S", 0.0)
+    office.restarts.replace(office.first, KILLED)  # as for a worker whose node has left
+    office.restarts.ended(office.first, TAKEN)
+    assert not office.supervisor.ended and office.first.starts == 3

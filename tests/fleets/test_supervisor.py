@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -240,3 +242,22 @@ def test_objects_of_a_failed_thread_are_released_at_once() -> None:
     supervisor.start_thread("inference", infer)
     assert dropped.wait(10)
     assert supervisor.failure is not None and supervisor.failure.origin == "inference"
+
+
+def test_a_second_signal_leaves_the_terminal_its_cursor() -> None:
+    """A live display has hidden it, and does not end in order."""
+    code = """
+import os, signal, threading
+from torchbeast.fleets import supervisor
+supervisor.SECOND_SIGNAL_S = 0.0
+with supervisor.Supervisor().signals():
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait()
+"""
+    ours, theirs = pty.openpty()
+    done = subprocess.run([sys.executable, "-c", code], stdout=theirs, timeout=30, check=False)
+    said = os.read(ours, 100) if select.select([ours], [], [], 1.0)[0] else b""
+    os.close(theirs)
+    os.close(ours)
+    assert done.returncode == 130 and said.endswith(b"\x1b[?25h")

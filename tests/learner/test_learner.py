@@ -574,6 +574,28 @@ Learner(scheme, 40, {str(tmp_path / "run")!r}).train()
     assert (tmp_path / "run" / "model.tar").exists()
 
 
+@pytest.mark.long
+def test_what_is_printed_by_workers_of_a_gradient_worker_is_logged(tmp_path: Path) -> None:
+    (tmp_path / "my_env.py").write_text(
+        "import gymnasium\n"
+        "def make():\n"
+        "    print('hello from the game', flush=True)\n"
+        "    return gymnasium.make('CartPole-v1')\n"
+    )
+    (tmp_path / "script.py").write_text(f"""
+import sys
+sys.path.append({str(Path(__file__).parent)!r})
+from my_env import make
+from small_schemes import scheme_of
+from torchbeast import Learner
+workers = dict(grad_remote_workers=1, col_remote_workers=1)
+Learner(scheme_of({{"env_fn": make, "vec_env_size": 2}}, **workers), 400, "run").train()
+""")
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True, timeout=300)
+    log = (tmp_path / "run" / "out.log").read_text()
+    assert "gradient worker 0: worker 0: hello from the game" in log
+
+
 def test_every_action_of_a_synchronous_batch_is_chosen_with_the_newest_weights(
     tmp_path: Path,
 ) -> None:

@@ -10,6 +10,7 @@ import logging
 import os
 import resource
 import signal
+import sys
 import time
 from pathlib import Path
 from unittest.mock import Mock
@@ -392,3 +393,9 @@ def test_unfinished_copies_of_a_killed_run_are_removed_too(tmp_path: Path) -> No
         path.touch()
     RunFolder(tmp_path / "run", {}, []).finish(successful=True)
     assert not left.exists() and mine.exists()
+
+
+def test_users_code_that_exits_fails_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no licence"), session(tmp_path / "a", {}):
+        sys.exit("no licence")
+    assert not meta(tmp_path / "a")["successful"]

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from background import wait_for
 from test_learner_run import EndingSource, plan_of, train_from, train_with
 from test_training import B, T, rollout
 
@@ -343,3 +346,32 @@ def test_callbacks_that_have_started_end_if_a_later_one_cannot_start(tmp_path: P
     with pytest.raises(RunError, match=r"(?s)callback Refusing: .*no licence"):
         learn(tmp_path, 1, callback=(f"{HERE}:Opening", f"{HERE}:Refusing"))
     assert (tmp_path / "run" / "closed").exists()
+
+
+class Signalled(Reporting):
+    """A signal ends its run."""
+
+    def on_step(self, learner: RunningLearner, metrics: dict[str, float]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_an_evaluation_at_the_end_after_a_signal_fails_no_run(tmp_path: Path) -> None:
+    learn(tmp_path, 1, callback=(f"{HERE}:Signalled",))
+    assert saved(tmp_path)["stats"]["step"] == STEPS
+    assert not (tmp_path / "run" / "returns").exists()
+
+
+class Killing(Callback):
+    """Kills the environments' process between two evaluations."""
+
+    def on_step(self, learner: Any, metrics: dict[str, float]) -> None:
+        learner.evaluate(1)
+        process = learner._env._worker.process
+        os.kill(process.pid, signal.SIGKILL)
+        wait_for(lambda: process.has_ended)
+        metrics["again"] = learner.evaluate(1).mean
+
+
+def test_environments_that_were_killed_between_evaluations_are_made_anew(tmp_path: Path) -> None:
+    learn(tmp_path, 1, callback=(f"{HERE}:Killing",))
+    assert all("again" in row for row in read_logs(tmp_path / "run"))

@@ -79,6 +79,11 @@ class EnvProcess:
         self.frame_stack: int = described["frame_stack"]
         self.num_agents: int = described["num_agents"]
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether every later call fails: a call has failed, or the process has ended."""
+        return self._error is not None or self._worker.process.has_ended
+
     def reset(self, seed: int) -> ArrayNest:
         return self._call(f"a reset of {self._name}", "reset", seed)
 

@@ -33,7 +33,7 @@ from typing import Any, NoReturn, Protocol
 
 from torchbeast.errors import EXIT_INTERRUPTED, RunError, UsageError, exit_now, started
 from torchbeast.fleets.child_process import ProcessDied
-from torchbeast.fleets.system import leave_lost_terminal
+from torchbeast.fleets.system import leave_lost_terminal, show_cursor
 from torchbeast.fleets.waiting import running_time, wait_until
 
 _log = logging.getLogger("torchbeast.supervisor")
@@ -57,6 +57,10 @@ class Failure:
     def __str__(self) -> str:
         what = str(self.error).strip() or type(self.error).__name__
         return f"{self.origin}: {what}" if self.origin else what
+
+
+class RunEnded(RunError):
+    """The run has ended, or a signal has asked for its end, so nobody waits any longer."""
 
 
 class _RunThread(threading.Thread):
@@ -171,7 +175,7 @@ class Supervisor:
     def check_goes_on(self) -> None:
         """Raises RunError if the run has ended, or if a signal has asked for its end."""
         if self.ended or self.has_signal:
-            raise RunError("the run has ended")
+            raise RunEnded("the run has ended")
 
     @contextmanager
     def signals(self) -> Iterator[None]:
@@ -199,6 +203,7 @@ class Supervisor:
         if self._asked_time is None:
             self._asked_time = now
         elif now - self._asked_time >= SECOND_SIGNAL_S:
+            show_cursor()
             os._exit(EXIT_INTERRUPTED)
 
     def _stop_by(self, name: str) -> None:
@@ -270,7 +275,11 @@ class RestartPolicy:
         return isinstance(error, ProcessDied) or (self._any_worked and not self._works)
 
     def pause(self) -> float:
-        """Returns the seconds to wait before the next start: 0 unless the last start failed."""
+        """Returns the seconds to wait before the next start: 0 unless the last start failed.
+
+        Call it once for each replacement, which has not worked yet.
+        """
+        self._works = False  # also that of a process that has left, which is no death
         if not self._failed_starts:
             return 0.0
         return min(_LONGEST_PAUSE_S, _PAUSE_S * 3.0 ** (self._failed_starts - 1))

@@ -343,6 +343,16 @@ def leave_lost_terminal(pipes: bool = False) -> None:
     os.close(nothing)
 
 
+def show_cursor() -> None:
+    """Shows the terminal's cursor again, which a live display has hidden.
+
+    Signal handlers may call it: it takes no locks, and does not wait for the terminal.
+    """
+    with suppress(OSError):
+        if os.isatty(1) and select.select([], [1], [], 0)[1]:
+            os.write(1, b"\x1b[?25h")
+
+
 def is_lost(stream: int, pipes: bool) -> bool:
     """Returns whether a stream leads to a terminal (pipes: or to a reader) that is gone."""
     poll = select.poll()

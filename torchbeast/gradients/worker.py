@@ -42,6 +42,7 @@ from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.update.ranks import Contribution, Ranks
 from torchbeast.core.update.torch_ranks import RankGone, TorchRanks, store_at
 from torchbeast.errors import RunError, error_of, failure
+from torchbeast.fleets.child_process import show_output
 from torchbeast.fleets.fleet import FleetWorker
 from torchbeast.fleets.supervisor import Supervisor
 
@@ -142,6 +143,7 @@ class GradientWorker(FleetWorker):
         self._models = nn.ModuleDict(self._step.algo.models)
         load_state(self._step, state)
         self._publish(self._step.version)
+        show_output()  # of workers that collect for this one; its own output is logged
         made.source.start(self._supervisor)
         self._supervisor.on_close(made.source.close)
         self._batches = iter(made.source.batches())

@@ -451,7 +451,7 @@ def session(path: Path, settings: dict[str, Any], is_kept: bool = True) -> Itera
         folder = RunFolder(path, settings)
         try:
             yield Session(supervisor, folder)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # users' code may call sys.exit
             supervisor.fail("", error)
         finally:
             supervisor.stop("the program ended")

@@ -32,7 +32,8 @@ from torchbeast.core.base.computing import numpys_scalars
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.errors import UsageError, expanded
-from torchbeast.fleets.waiting import say
+from torchbeast.fleets.supervisor import RunEnded
+from torchbeast.fleets.waiting import say, warn
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.episodes import Episodes, of_whole_games, play
@@ -398,7 +399,9 @@ class Callbacks:
     def _end_one(self, callback: Callback, learner: RunningLearner) -> None:
         try:
             callback.on_end(learner)
-        except Exception as error:
+        except RunEnded as error:  # a signal has ended what it waited for
+            warn(f"on_end of callback {callback.name} was not completed: {error}")
+        except (Exception, SystemExit) as error:
             self._supervisor.fail_at_end(f"callback {callback.name}", error)
 
     @contextmanager
@@ -454,7 +457,7 @@ class ProgramLearner(RunningLearner):
         return nullcontext(self._envs_for(num_episodes))
 
     def _envs_for(self, num_episodes: int) -> EnvProcess:
-        if self._env is None or self._num_episodes != num_episodes:
+        if self._env is None or self._env.has_failed or self._num_episodes != num_episodes:
             self.close()
             self._env = of_whole_games(self._make_envs, num_episodes)
             self._num_episodes = num_episodes

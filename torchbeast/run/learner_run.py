@@ -26,7 +26,8 @@ from torchbeast.core.algos.config import SHAPES, IMPALAConfig, recorded, schedul
 from torchbeast.core.algos.registry import DEFAULT
 from torchbeast.core.update.optimiser_step import RATE, NonFiniteError
 from torchbeast.envs.env_process import EnvProcess, Outcome, outcome_in, outcome_of
-from torchbeast.errors import RunError, UsageError
+from torchbeast.errors import UsageError
+from torchbeast.fleets.supervisor import RunEnded
 from torchbeast.fleets.system import check_buffers, free_memory, keep_freed_memory
 from torchbeast.fleets.waiting import say
 from torchbeast.reporting.display import next_commands, summary
@@ -142,7 +143,7 @@ class LearnerRun:
         """
         supervisor = self.session.supervisor
         if supervisor.failure is not None or supervisor.has_signal:
-            raise RunError("the run has ended")
+            raise RunEnded("the run has ended")
 
     def _assembled(self) -> Assembled:
         """Assembles the learner, with the state of the earlier run."""
