@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from torchbeast.cli import command_line
-from torchbeast.core.base.checks import Settings, above, setting
+from torchbeast.core.base.checks import Settings, above, require, setting
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, RunError
 from torchbeast.servers.addresses import hosts, server_addresses, user_basename
 from torchbeast.servers.config import SecurityConfig
@@ -56,6 +56,10 @@ class StatusFlags(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.protection  # checked
+        require(
+            self.learner is None or not self.servers,
+            "--learner asks a learner for its hosts, and HOST:PORT names servers: use one of them",
+        )
 
     @property
     def is_here(self) -> bool:

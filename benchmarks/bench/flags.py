@@ -14,7 +14,7 @@ import tyro
 
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_flags import CommandFlags
-from torchbeast.core.base.checks import above, at_least
+from torchbeast.core.base.checks import above, at_least, require
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.run.config import CheckpointConfig, EvaluationConfig
 
@@ -43,6 +43,10 @@ class MeasuringFlags:
         above(0, seconds=self.seconds)
         at_least(1, repeats=self.repeats, hosts=self.hosts)
         above(0, link_gbit=self.link_gbit)
+        require(
+            self.hosts is None or self.png is None,
+            "--png is a chart of the stages, and --hosts prints a table: remove one of the two",
+        )
 
 
 Unused = tyro.conf.Suppress[tyro.conf.Fixed[_Group]]

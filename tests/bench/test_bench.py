@@ -145,6 +145,7 @@ def test_an_environment_that_fails_is_reported_with_exit_code_1(
         (["--png", "b.jpg"], "must end in .png"),
         (["--png", "/no/such/b.png"], "a folder that exists"),
         (["--json", "/no/such/b.json"], "a folder that exists"),
+        (["--hosts", "2", "--png", "b.png"], "remove one of the two"),
         (["--env", "NoSuchEnvironment-v0"], "NoSuchEnvironment"),
         (["--model", "nosuch"], "nosuch"),
     ],

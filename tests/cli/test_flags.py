@@ -92,6 +92,7 @@ PROGRAMS = {
     "raybeast": RayBeastFlags,
 }
 WRONG = [
+    (["--num_episodes", "20"], "--num_episodes is for --mode test"),
     (["stray"], "Unrecognized options: stray."),
     (["--learnig_rate", "0.1"], "--learnig_rate, 0.1. Did you mean --learning_rate? See"),
     (["--batch-sise=3"], "--batch_sise=3. Did you mean --batch_size? See"),
@@ -137,6 +138,7 @@ UNSAFE = {
         (["--listen", "a:1", "--tls_cert", "c"], "--tls_cert and --tls_key belong together"),
         (["--listen", "a:1", "--tls_client_ca", "a", "--token_file", "t"], "needs --tls_cert and"),
         (["--listen", "a:1", "--pipes_basename", "unix:/a"], "use one of them"),
+        (["--pipes_basename", "0.0.0.0:50051"], "--pipes_basename must begin with unix:"),
         (["--token_file", "t"], "they need --listen HOST:PORT"),
         (["--insecure"], "they need --listen HOST:PORT"),
         (TLS, "they need --listen HOST:PORT"),
@@ -662,3 +664,22 @@ def test_buffers_are_counted_in_rollouts_of_one_environment() -> None:
 def test_status_names_whose_certificate_it_needs() -> None:
     with pytest.raises(UsageError, match="--learner needs --tls_ca, the learner's CA certificate"):
         parse(StatusFlags, "status", ["--learner", "a:1"])
+
+
+def test_the_scale_of_returns_belongs_to_the_learner() -> None:
+    words = ["--env", "Catch,Mock", "--task_returns", "0", "1", "0", "9"]
+    with pytest.raises(UsageError, match="--task_returns .* give it to polybeast_learner"):
+        parse(PolyBeastEnvFlags, "polybeast_env", words)
+
+
+def test_a_learners_scale_of_returns_is_checked_and_counts_in_an_evaluation_too() -> None:
+    words = ["--mode", "test", "--xpid", "a", "--task_returns", "0", "25", "0", "80"]
+    flags = parse(PolyBeastLearnerFlags, "polybeast_learner", words)
+    assert flags.environment.asked.options.task_returns == (0, 25, 0, 80)
+    with pytest.raises(UsageError, match="task_returns must be pairs of a lower and a higher"):
+        parse(PolyBeastLearnerFlags, "polybeast_learner", ["--task_returns", "1"])
+
+
+def test_status_asks_servers_or_a_learner() -> None:
+    with pytest.raises(UsageError, match="HOST:PORT names servers: use one of them"):
+        parse(StatusFlags, "status", ["a:1", "--learner", "b:1", "--insecure"])

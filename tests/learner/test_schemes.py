@@ -146,6 +146,13 @@ def test_an_actor_for_other_spaces_is_refused() -> None:
             ),
             "hindsight_share relabels single steps, but n_step is 3",
         ),
+        (
+            lambda: scheme_of(
+                algo=LASER.create_factory(),
+                storage=OnPolicyVTraceBuffer.create_factory(size=10, replay_ratio=7),
+            ),
+            "replay_size is 0, but replay_ratio needs a replay",
+        ),
     ],
 )
 def test_a_value_that_cannot_be_met_is_refused_with_what_can(

@@ -100,3 +100,8 @@ def test_where_nobody_waits_for_a_slow_worker_a_rule_is_refused(
 def test_a_misspelt_rule_is_refused() -> None:
     with pytest.raises(TypeError, match="fraction_workers"):
         scheme_of(grad_remote_workers=2, sync_col_specs={"fraction": 0.5})
+
+
+def test_a_share_of_samples_without_a_share_of_workers_is_refused() -> None:
+    with pytest.raises(IncompatibleParts, match="none is: add fraction_workers"):
+        scheme_of(grad_remote_workers=2, sync_col_specs={"fraction_samples": 0.25})

@@ -433,3 +433,9 @@ def test_several_learners_are_resumed_by_torchrun_and_tested_without_it() -> Non
 def test_without_a_checkpoint_no_command_is_suggested_that_needs_one() -> None:
     text = next_commands("polybeast", Path("/runs/a"), False)
     assert "--mode test" not in text and "resume" not in text and "torchbeast.plot" in text
+
+
+def test_the_rate_of_long_updates_is_neither_0_nor_too_high() -> None:
+    rate = Rate()
+    found = [rate.add(second // 16 * 1600, float(second)) for second in range(300)]
+    assert min(found[32:]) > 50 and max(found) <= 100

@@ -81,3 +81,15 @@ def test_a_range_that_cannot_be_drawn_from_is_refused(
 
 def test_a_name_with_a_colon_is_no_range() -> None:
     assert drawn("env=my_module:make_env", trials=None) == [{"env": "my_module:make_env"}]
+
+
+@pytest.mark.parametrize("word", ["seed=1,2", "seed=1:100"])
+def test_trials_without_a_setting_to_draw_are_refused(word: str) -> None:
+    with pytest.raises(UsageError, match="--trials 8 draws settings, but --set has only seed"):
+        drawn(word, trials=8)
+
+
+def test_a_narrow_range_gives_many_values_and_none_outside() -> None:
+    found = [float(each["discounting"]) for each in drawn("discounting=0.999:0.99999")]
+    assert len({*found}) > 60
+    assert min(found) >= 0.999 and max(found) < 1

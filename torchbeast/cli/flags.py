@@ -80,6 +80,10 @@ class PolyBeastEnvFlags:
 
     def __post_init__(self) -> None:
         _ = self.protection  # checked
+        require(
+            not self.environment.task_returns,
+            "--task_returns scales what the learner logs: give it to polybeast_learner instead",
+        )
 
     @property
     def protection(self) -> SecurityConfig | None:

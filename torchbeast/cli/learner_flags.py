@@ -112,7 +112,7 @@ class LearnerFlags:
             mode == "test" or not played.follow,
             f"--follow evaluates a run while it trains: use --mode test, not {mode}",
         )
-        for name in ("checkpoint", "sampled", "random_start"):
+        for name in ("checkpoint", "num_episodes", "sampled", "random_start"):
             is_usual = getattr(played, name) == getattr(EvaluationConfig, name)
             require(mode != "train" or is_usual, f"--{name} is for --mode test")
 

@@ -225,16 +225,17 @@ class Shown:
 
 
 class Rate:
-    """Steps per second over the last ten seconds, with a point a second."""
+    """Steps per second over the last ten seconds, or the last ten updates if they take longer."""
 
     def __init__(self) -> None:
         self._points: collections.deque[tuple[float, int]] = collections.deque(maxlen=11)
 
     def add(self, step: int, now: float) -> float:
-        """Adds a point, unless the last one is newer than 0.9 s; returns the rate at `now`, which
-        is 0 for the first point.
+        """Adds a point, unless the step is the last one's or that is newer than 0.9 s; returns the
+        rate at `now`, which is 0 for the first point.
         """
-        if not self._points or now - self._points[-1][0] >= 0.9:
+        is_new = not self._points or step != self._points[-1][1]
+        if is_new and (not self._points or now - self._points[-1][0] >= 0.9):
             self._points.append((now, step))
         before, step_then = self._points[0]
         return (step - step_then) / (now - before) if before < now else 0.0

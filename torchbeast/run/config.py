@@ -51,8 +51,8 @@ class HardwareConfig(Settings):
     disable_cuda: bool = False
     """Use the CPU even if there is a GPU; the same as --device cpu."""
     write_profiler_trace: bool = setting(False, "incidental")
-    """Profile a few updates of one thread and write trace.json (for chrome://tracing) to the run's
-    folder. Slows those updates down."""
+    """Profile the fifth update of the program and write trace.json (for chrome://tracing) to the
+    run's folder. Slows that update down."""
 
     @property
     def stays_on_cpu(self) -> bool:

@@ -106,6 +106,11 @@ _REFUSED: list[tuple[Callable[[Scheme], object], str]] = [
         "col_remote_workers others collect for them: remove one of the two",
     ),
     (
+        lambda s: [*s.sync_col_specs] == ["fraction_samples"],
+        "fraction_samples of sync_col_specs is for workers that are stopped early, but without "
+        "fraction_workers none is: add fraction_workers, such as 0.6",
+    ),
+    (
         lambda s: s.grad_communication != "synchronous" and getattr(s.algo.config, "popart", False),
         'popart normalises by the newest statistics, which workers with grad_communication="'
         'asynchronous" do not have: remove popart, or set grad_communication="synchronous"',

@@ -17,13 +17,23 @@ from torchbeast.core.base.checks import (
     require,
     setting,
 )
-from torchbeast.envs.spec import EnvSpec
+from torchbeast.envs.spec import EnvOptions, EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.fleets.system import allowed_descriptors, available_cores
 from torchbeast.servers.addresses import host_and_port
 
 _FILES_OF_A_STREAM = 4  # its connection, and gRPC's wake-up descriptors; 3.25 were counted
 _FILES_OF_THE_REST = 200  # of the program and its libraries
+
+
+def _check_basename(**values: str | None) -> None:
+    """Raises ValueError unless every value is a common prefix of sockets, or None."""
+    for name, value in values.items():
+        require(
+            value is None or value.startswith("unix:"),
+            f"{name} must begin with unix:, as in unix:/tmp/polybeast, got {value!r}; for TCP use "
+            "--listen of polybeast_env and --env_servers of polybeast_learner",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +91,7 @@ class FleetConfig(ActorsConfig):
 
     num_servers: int | None = None
     """Server processes. Default: one per core, at most one per environment."""
-    pipes_basename: str | None = setting(None, "rank", "incidental")
+    pipes_basename: str | None = setting(None, "rank", "incidental", bounds=(_check_basename,))
     """Server i listens at {pipes_basename}.{i}, for example unix:/tmp/polybeast. Default: sockets
     in the run's own folder."""
 
@@ -99,7 +109,7 @@ class ServedFleetConfig(Settings):
     num_envs: int | None = setting(None, "served", bounds=(at_least, 1))
     """Expected total number of environments: exactly this many on servers, and at least this many
     on hosts that dial in (--listen). Default: use all environments."""
-    pipes_basename: str | None = setting(None, "rank", "incidental")
+    pipes_basename: str | None = setting(None, "rank", "incidental", bounds=(_check_basename,))
     """Common prefix of the servers' addresses. Default: a path in a private folder of this user, as
     in polybeast_env."""
     env_servers: str | None = setting(None, "connection")
@@ -140,10 +150,15 @@ class ServedEnvConfig(Settings):
     """The folder for earlier versions of the agent, if the servers have --selfplay. The same folder
     must be reached from their machines."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.asked  # checked
+
     @property
     def asked(self) -> EnvSpec:
         """Spec of the environment to evaluate in; an empty name means the run's environment."""
-        return EnvSpec(self.env or "", self.env_kwargs)
+        options = EnvOptions(task_returns=self.task_returns, selfplay=self.selfplay)
+        return EnvSpec(self.env or "", self.env_kwargs, options=options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +168,7 @@ class ServersConfig(FleetConfig):
     num_envs: int | None = None
     """Total number of environments. Default: one per server if you give --num_servers, else the
     default of polybeast."""
-    pipes_basename: str | None = setting(None, "rank", "incidental")
+    pipes_basename: str | None = setting(None, "rank", "incidental", bounds=(_check_basename,))
     """Server i listens at {pipes_basename}.{i}. Default: sockets in a private folder of this
     user."""
     listen: str | None = setting(None, "connection")

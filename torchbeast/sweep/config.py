@@ -37,9 +37,9 @@ class SweepConfig(Settings):
     program: ProgramName | None = None
     """Program that trains the agents. Default: monobeast."""
     name: str | None = setting(None, bounds=(check_name_of_folder,))
-    """Name of the sweep. The name of an earlier sweep continues it with its recorded settings:
-    unfinished agents resume, finished ones stay as they are. Default: a timestamp and a random
-    number."""
+    """Name of the sweep. The name of an earlier sweep continues it with its recorded settings, but
+    repeat --scheduler asha, --parallel and --on: unfinished agents resume, finished ones stay as
+    they are. Default: a timestamp and a random number."""
     savedir: str = RunConfig.savedir
     """Parent folder: the sweep's files are in {savedir}/{name}, which has a folder per agent."""
     parallel: int | None = setting(None, bounds=(at_least, 1))

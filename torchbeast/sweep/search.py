@@ -68,10 +68,15 @@ def settings_of_agents(values: Values, trials: int | None, search: Search) -> li
         search: How to draw them. A sweep that continues draws the same ones.
 
     Raises:
-        UsageError: If there is a range without trials.
+        UsageError: If there is a range without trials, or trials without a setting to draw.
     """
     drawn = {key: choices for key, choices in values.items() if key != SEED}
-    if trials is None or not drawn:
+    if trials is not None and not drawn:
+        raise UsageError(
+            f"--trials {trials} draws settings, but --set has only {SEED}: remove --trials, or add "
+            "a setting to --set"
+        )
+    if trials is None:
         for key, choices in values.items():
             if _range(choices) is not None:
                 raise UsageError(
@@ -114,7 +119,7 @@ def value_at(values: Sequence[str], share: float) -> str:
     is_whole = _is_whole(values)
     high += is_whole  # the last whole number too
     value = low * (high / low) ** share if low > 0 else low + share * (high - low)
-    return str(math.floor(value)) if is_whole else f"{value:.4g}"
+    return str(math.floor(value)) if is_whole else _text(value, low, high)
 
 
 def moved(values: Sequence[str], value: str, direction: int) -> str:
@@ -131,7 +136,13 @@ def moved(values: Sequence[str], value: str, direction: int) -> str:
     if _is_whole(values):
         new = old + direction * max(1, round(abs(new - old)))
     new = min(max(new, low), high)
-    return f"{new:.0f}" if _is_whole(values) else f"{new:.4g}"
+    return f"{new:.0f}" if _is_whole(values) else _text(new, low, high)
+
+
+def _text(value: float, low: float, high: float) -> str:
+    """Formats a value with four digits, or more if the range is narrower than its numbers."""
+    more = math.floor(math.log10(max(abs(low), abs(high)) / (high - low)))
+    return f"{value:.{4 + max(0, more)}g}"
 
 
 def position(values: Sequence[str], value: str) -> float:

@@ -359,3 +359,14 @@ def test_priorities_that_were_saved_with_another_exponent_are_converted() -> Non
     play(other, envs, rounds=1, interrupt=0.0)
     new = other.sample(300)
     assert new.probabilities[~np.isin(new.names, names)].max() == pytest.approx(4.0, rel=1e-4)
+
+
+def test_a_replay_that_was_sampled_for_months_can_be_restored() -> None:
+    envs, replay, other = Envs(9, T, 1), replay_of(), replay_of()
+    play(replay, envs, rounds=9)
+    replay.sampled = 2**41
+    file = io.BytesIO()
+    replay.save(file)
+    file.seek(0)
+    other.load(file)
+    assert other.sampled == 2**41

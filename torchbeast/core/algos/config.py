@@ -572,6 +572,8 @@ class TD3Config(OffPolicyConfig):
 
     usual: ClassVar[Mapping[str, Any]] = {**OffPolicyConfig.usual, "learn_start": 25_000}
 
+    target_period: int = 1
+    """Updates of the policy for each update of the target networks."""
     exploration_noise: float = setting(0.1, bounds=(at_least, 0))
     """Standard deviation of the Gaussian noise added to actions while collecting, in half-widths of
     the action box; 0.1 is usual."""

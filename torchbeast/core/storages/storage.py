@@ -156,7 +156,7 @@ class OnPolicyVTraceBuffer(OnPolicyBuffer):
     learn_start: int = 0
 
     def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
-        names = ("replay_size", "replay_ratio", "learn_start") if self.replay_size else ()
+        names = ("replay_size", "replay_ratio", "learn_start")
         return super().flags(algo) | {name: getattr(self, name) for name in names}
 
     def prepared(self, algo: AlgoFactory) -> AlgoFactory:

@@ -24,6 +24,7 @@ FORMAT = 2
 _MAGIC = b"torchbeast replay\n"
 _LARGEST_HEADER = 2**28  # bytes
 _LARGEST_INTEGER = 2**40
+LARGEST_COUNT = 2**63 - 1
 
 
 class ReplayWriter:
@@ -91,10 +92,10 @@ class ReplayReader:
         return self.array((size,), "uint8").tobytes()
 
 
-def integer(value: Any) -> int:
-    """Returns an integer of a header; ValueError unless it is one, and between 0 and 2**40."""
-    is_valid = type(value) is int and 0 <= value <= _LARGEST_INTEGER
-    require(is_valid, f"it needs a number from 0 to {_LARGEST_INTEGER}, got {value!r}")
+def integer(value: Any, most: int = _LARGEST_INTEGER) -> int:
+    """Returns an integer of a header; ValueError unless it is one, and between 0 and `most`."""
+    is_valid = type(value) is int and 0 <= value <= most
+    require(is_valid, f"it needs a number from 0 to {most}, got {value!r}")
     return int(value)
 
 

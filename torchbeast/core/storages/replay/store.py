@@ -21,7 +21,7 @@ from torchbeast.core.base.checks import require
 from torchbeast.core.base.nest import flatten, map_leaves
 from torchbeast.core.envs.frame_stack import frame_spec, newest
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
-from torchbeast.core.storages.replay.file import ReplayReader, ReplayWriter, integer
+from torchbeast.core.storages.replay.file import LARGEST_COUNT, ReplayReader, ReplayWriter, integer
 from torchbeast.core.storages.replay.trajectories import Trajectory, TrajectoryRing
 
 Arrays = Mapping[str, Any]  # a field of Rollout -> its nest of arrays
@@ -284,7 +284,8 @@ class RolloutStore(ABC):
         saved = reader.array((chunks * self.unroll_length * has_priorities,), "float64")
         reader.end()
         self._ring.episodes.reorder([row for row in order if row in self._ring.episodes])
-        self.inserted, self.sampled = integer(header["inserted"]), integer(header["sampled"])
+        self.inserted = integer(header["inserted"], LARGEST_COUNT)
+        self.sampled = integer(header["sampled"], LARGEST_COUNT)
         self._generator.bit_generator.state = header["generator"]
         if has_priorities and self._exponent is not None:
             rows = np.array(self._ring.rows, np.int64) % self._ring.num_rows
