@@ -30,7 +30,7 @@ from torchbeast.envs.spec import EnvConfig, EnvSpec
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
 from torchbeast.fleets.supervisor import Supervisor, end_program
 from torchbeast.fleets.system import launched
-from torchbeast.fleets.waiting import say
+from torchbeast.fleets.waiting import say, warn
 from torchbeast.reporting.run_folder import session
 from torchbeast.run.config import UNKNOWN
 from torchbeast.run.learner_run import LearnerRun
@@ -289,6 +289,11 @@ def _with_own_options(env: EnvSpec, own: EnvConfig | ServedEnvConfig) -> EnvSpec
     pool, shares = own.selfplay, getattr(own, "task_shares", ())
     if pool and "elo" not in env.options.info_keywords:
         raise UsageError("the servers do not have selfplay: add --selfplay to polybeast_env too")
+    if "elo" in env.options.info_keywords and not pool:
+        warn(
+            "the servers have selfplay, but no versions will be written, so opponents move at "
+            "random: add --selfplay to polybeast_learner too"
+        )
     env = env.with_options(selfplay=pool, task_shares=shares, task_returns=own.task_returns)
     _ = env.tasks  # checks the task_returns
     return env

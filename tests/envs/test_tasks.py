@@ -141,6 +141,17 @@ def test_a_learner_compares_its_task_returns_with_the_servers_tasks() -> None:
         polybeast_learner._with_own_options(EnvSpec(TWO), own)
 
 
+def test_a_learner_warns_if_only_the_servers_have_selfplay(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    polybeast_learner = pytest.importorskip("torchbeast.polybeast_learner", exc_type=ImportError)
+    served = EnvSpec("Game", options=EnvOptions(info_keywords=("elo",)))
+    polybeast_learner._with_own_options(served, ServedEnvConfig(selfplay="pool"))
+    assert not capsys.readouterr().err
+    polybeast_learner._with_own_options(served, ServedEnvConfig())
+    assert "add --selfplay to polybeast_learner too" in capsys.readouterr().err
+
+
 def test_minatars_games_are_padded_to_the_channels_of_the_largest() -> None:
     pytest.importorskip("minatar")
     env = envs.make("MinAtar/Breakout-v0,MinAtar/Seaquest-v0", 2)

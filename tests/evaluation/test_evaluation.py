@@ -424,6 +424,14 @@ def test_recorded_options_of_atari_games_are_for_atari_games(
     assert spec.options.sticky_actions == sticky
 
 
+@pytest.mark.parametrize(("name", "scale"), [("", (0, 9, 0, 5)), ("Catch,Mock", ())])
+def test_the_recorded_scale_of_returns_is_for_the_tasks_of_training(
+    name: str, scale: tuple[int, ...]
+) -> None:
+    saved = {"flags": {"env": "Catch,Memory", "task_returns": (0, 9, 0, 5)}}
+    assert play_module.env_of(saved, envs.EnvSpec(name)).options.task_returns == scale
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int32", "uint8"])
 def test_gray_levels_of_any_dtype_are_shown_as_they_are(dtype: str) -> None:
     assert (to_frame(np.full((1, 36, 36, 1), 100, dtype)) == 100).all()

@@ -18,10 +18,12 @@ from test_training import B, T, rollout
 
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.envs import EnvSpec
+from torchbeast.collect.contract import CollectionPlan
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.envs import EnvOptions, EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.supervisor import Supervisor
-from torchbeast.learner import Callback
+from torchbeast.learner import Callback, Evaluation
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.run_folder import RunConfig, session
 from torchbeast.run import checkpoint as checkpoints
@@ -156,6 +158,16 @@ def test_the_best_weights_are_kept_over_a_resume(tmp_path: Path, chosen: list[fl
     chosen += [6.0]
     learn(tmp_path, 1, **every)
     assert saved(tmp_path, "evaluation_best.tar")["stats"]["step"] == 3 * STEPS
+
+
+@pytest.mark.parametrize(("pool", "is_ranked"), [(None, True), ("pool", False)])
+def test_evaluations_of_self_play_are_not_ranked(pool: str | None, is_ranked: bool) -> None:
+    env = EnvSpec("Game", options=EnvOptions(selfplay=pool))
+    spaces = ArraySpec((4,), "float32"), Discrete(3), 1
+    collection = CollectionPlan(num_envs=4, processes=2, fixed_lag=None)
+    plan = flags(Path("x"), eval_every=10).plan("monobeast", env, spaces, collection)
+    (evaluation,) = plan.callbacks
+    assert isinstance(evaluation, Evaluation) and evaluation._keeps_best == is_ranked
 
 
 def test_an_environment_that_cannot_be_made_here_ends_the_run_before_it_is_recorded(

@@ -162,6 +162,8 @@ class LearnerFlags:
         from torchbeast.run.plan import Plan
 
         settings = recorded(self)
+        # Returns in self-play are against opponents that improve, so the highest is not the best.
+        keep_best = not (self.checkpoints.disable_checkpoint or env.options.selfplay)
         return Plan(
             program=program,
             run=self.run,
@@ -178,7 +180,7 @@ class LearnerFlags:
             metrics=self.metrics,
             of_command=names_with("command", self),
             repeated=words_of(settings, names_with("connection", self)),
-            callbacks=of_config(self.callbacks, not self.checkpoints.disable_checkpoint),
+            callbacks=of_config(self.callbacks, keep_best),
         )
 
     def _join_replay(self) -> Join | None:
