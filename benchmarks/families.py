@@ -153,7 +153,8 @@ def _output(command: Sequence[str], folder: Path, seconds: float) -> str:
     """Runs a program until so long after its first update; returns what it printed."""
     output, log = folder / "output.txt", folder / "x" / "logs.csv"
     here = Path(__file__).resolve().parent  # it contains the module `families`
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), str(here)])}
+    found = [str(here.parent), str(here), os.environ.get("PYTHONPATH", "")]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, found))}
     with output.open("w") as file:
         run = subprocess.Popen(command, env=variables, stdout=file, stderr=subprocess.STDOUT)
     end, is_learning = time.monotonic() + _PATIENCE_S, False

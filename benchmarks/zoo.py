@@ -162,7 +162,9 @@ def planned(name: str) -> set[int]:
 def run_of(folder: Path) -> Kept | None:
     """Reads a run with a held-out seed; returns None unless it has ended with an evaluation."""
     meta, settings = read_meta(folder), plot.settings_of_run(folder)
-    played = [*read_logs(folder / "evaluations.csv")] if meta.get("successful") else []
+    evaluations = folder / "evaluations.csv"
+    is_ended = meta.get("successful") and evaluations.exists()
+    played = [*read_logs(evaluations)] if is_ended else []
     if not played or played[-1]["num_episodes"] != EPISODES:
         return None
     seed = meta["args"]["seed"]

@@ -183,6 +183,12 @@ def test_a_link_to_a_run_does_not_count_it_twice(
     assert len(compare.read(f"{folder}/Catch-*").tasks["Catch"]) == 2
 
 
+def test_sets_with_a_common_run_are_refused(tmp_path: Path) -> None:
+    both = runs(tmp_path / "a", [1.0, 2.0])
+    with pytest.raises(UsageError, match="Catch-1 is in both sets"):
+        compare.run(compare.CompareFlags(runs=(both, f"{both}/*-1")))
+
+
 def test_runs_of_different_lengths_are_pointed_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,6 +24,7 @@ from torchbeast.errors import (
     UsageError,
     exit_code_of,
     naming_limit,
+    readable,
     refusing_paths,
     without_our_frames,
 )
@@ -31,6 +32,10 @@ from torchbeast.errors import (
 
 def fail() -> None:
     raise KeyError("the joystick is gone")
+
+
+def test_a_terminal_obeys_no_text_of_others_and_colours_leave_no_trace() -> None:
+    assert readable("\x1b[36mray::A\x1b[39m \x1b[2J\r") == "ray::A ?[2J?"
 
 
 def formatted(error: BaseException) -> str:

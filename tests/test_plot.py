@@ -42,6 +42,30 @@ def test_a_curve_forgets_updates_as_soon_as_later_ones_have_a_hundred_episodes(
     assert plot.curve(run) == [(1.0, 1.0), (2.0, 1.5), (3.0, 2.5), (4.0, 3.5)]
 
 
+def test_every_episode_counts_as_much_in_a_curve(tmp_path: Path) -> None:
+    (run := tmp_path / "a").mkdir()
+    files = LogFiles(run)
+    files.write(1, {"mean_episode_return": 10.0, "episodes": 10})
+    files.write(2, {"mean_episode_return": 500.0, "episodes": 11})
+    files.close()
+    assert plot.curve(run)[-1] == (2.0, pytest.approx((10 * 10 + 500) / 11))
+
+
+def test_evaluations_are_drawn_as_they_are_on_the_clock_of_the_log(tmp_path: Path) -> None:
+    (tmp_path / "logs.csv").write_text("step,_time,mean_episode_return\n10,5000,1\n")
+    (file := tmp_path / "evaluations.csv").write_text(
+        "_time,step,num_episodes,mean_episode_return\n5600,10,9,0\n5660,20,9,500\n"
+    )
+    assert plot.curve(file, clock=True) == [(10.0, 0.0), (11.0, 500.0)]
+
+
+def test_steps_before_a_run_went_back_are_not_drawn(tmp_path: Path) -> None:
+    rows = [(100, 1), (300, 2), (400, 3), (310, 4)]
+    text = "".join(f"{step},9,{value}\n" for step, value in rows)
+    (file := tmp_path / "e.csv").write_text(f"step,num_episodes,mean_episode_return\n{text}")
+    assert plot.curve(file) == [(100.0, 1.0), (300.0, 2.0), (310.0, 4.0)]
+
+
 def test_a_folder_without_a_run_is_refused_with_a_message(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="it has no logs.csv$"):
         plot.curve(tmp_path)
@@ -159,12 +183,12 @@ def test_runs_without_a_step_in_common_have_no_mean(tmp_path: Path) -> None:
     assert (steps.shape, curves.shape) == ((0,), (2, 0))
 
 
-def test_with_a_clock_a_run_is_drawn_against_minutes_since_its_first_row(tmp_path: Path) -> None:
+def test_with_a_clock_a_run_is_drawn_against_minutes_since_it_began(tmp_path: Path) -> None:
     kept, run = tmp_path / "monobeast-1.csv", tmp_path / "logs.csv"
     kept.write_text("step,seconds,mean_episode_return\n10,30,1\n20,90,3\n")
     run.write_text("step,_time,mean_episode_return\n10,5000,1\n20,5060,3\n")
-    for folder in (kept, tmp_path):
-        assert plot.curve(folder, clock=True) == [(0.0, 1.0), (1.0, 2.0)]
+    assert plot.curve(kept, clock=True) == [(0.5, 1.0), (1.5, 2.0)]
+    assert plot.curve(tmp_path, clock=True) == [(0.0, 1.0), (1.0, 2.0)]
 
 
 def test_programs_and_flags_that_differ_name_the_lines(tmp_path: Path) -> None:

@@ -73,6 +73,10 @@ class Runs(NamedTuple):
     name: str
     tasks: Mapping[str, Sequence[ScoredRun]]
 
+    def folders(self) -> set[Path]:
+        """Returns the folders of all runs."""
+        return {run.folder for runs in self.tasks.values() for run in runs}
+
     def scores(self, task: str) -> np.ndarray:
         """Returns the scores [N] of the runs of a task."""
         return np.array([run.score for run in self.tasks[task]])
@@ -103,6 +107,8 @@ def run(flags: CompareFlags) -> int:
         raise UsageError(f"expected one or two sets of runs, got {len(flags.runs)}")
     with refusing_paths("use folders that can be read"):
         sets = [*map(read, flags.runs, _names(flags.runs))]
+    if len(sets) == 2 and (both := sets[0].folders() & sets[1].folders()):
+        raise UsageError(f"{min(both)} is in both sets: use sets without common runs")
     tasks = [task for task in sets[0].tasks if all(task in runs.tasks for runs in sets)]
     if not tasks:
         raise UsageError(
@@ -181,7 +187,9 @@ def _scores(
     is compared with agents of one.
     """
     names = [name.strip() for name in str(settings.get("env", "")).split(",")]
-    *_, last = read_logs(folder) if len(names) > 1 else [dict[str, float]()]
+    last: dict[str, float] = {}
+    for row in read_logs(folder) if len(names) > 1 else ():
+        last = row
     columns = {_task({**settings, "env": name}): f"mean_return_{name}" for name in names}
     known = {task: (column, last[column]) for task, column in columns.items() if column in last}
     # otherwise one task, perhaps with a comma in its name

@@ -34,6 +34,8 @@ _OUR_FRAME = re.compile(
 _LIBRARIES = re.compile(rf"<|{re.escape(sysconfig.get_path('stdlib'))}/|.*/(?:site|dist)-packages/")
 _EMPTY_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?! )")
 
+COLOURS = re.compile(r"\x1b\[[\d;]*m")
+"""What a terminal shows as colours."""
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # without line ends and tabs
 
 _TRACEBACK = "Traceback (most recent call last):\n"
@@ -60,7 +62,7 @@ def readable(text: str) -> str:
     """Returns a text without what a terminal would obey: messages quote strangers' files and other
     machines' words.
     """
-    return _CONTROLS.sub("?", text)
+    return _CONTROLS.sub("?", COLOURS.sub("", text))
 
 
 @contextmanager

@@ -17,7 +17,6 @@ import itertools
 import json
 import os
 import re
-import statistics
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -207,21 +206,35 @@ def curve(folder: Path, clock: bool = False, column: str = RETURN) -> Points:
     is_kept = folder.is_file()
     recent: deque[tuple[float, float]] = deque(maxlen=_SMOOTHED_KEPT if is_kept else _SMOOTHED)
     points: Points = []
-    rows = list(read_logs(folder))
     before = 0.0
-    for row in rows:
+    began: float | None = None
+    for row in read_logs(folder):
+        if began is None:
+            began = _began(folder, row)
         if column in row:
             ended = row.get("episodes", before)
-            if column != RETURN:
-                recent.clear()  # other columns are drawn as they are
+            if column != RETURN or "num_episodes" in row:
+                recent.clear()  # other columns, and evaluations, are drawn as they are
             recent.append((row[column], ended - before))
             before = ended
             if not is_kept:  # forgets updates, while the others have enough episodes
                 while sum(count for _, count in recent) - recent[0][1] >= _EPISODES:
                     recent.popleft()
-            x = _minutes(row) - _minutes(rows[0]) if clock else row["step"]
-            points.append((x, statistics.fmean(value for value, _ in recent)))
+            x = _minutes(row) - began if clock else row["step"]
+            while points and points[-1][0] >= x:  # the run went back
+                points.pop()
+            games = [1.0 if is_kept else max(1.0, count) for _, count in recent]
+            mean = np.average([value for value, _ in recent], weights=games)
+            points.append((x, float(mean)))
     return points
+
+
+def _began(folder: Path, first: dict[str, float]) -> float:
+    """Returns the minutes from which a clock counts, also that of a file next to the log."""
+    if "_time" not in first:
+        return 0.0  # seconds since the start
+    logs = folder.parent / "logs.csv"
+    return _minutes(next(read_logs(logs.parent), first) if logs.exists() else first)
 
 
 def _minutes(row: dict[str, float]) -> float:

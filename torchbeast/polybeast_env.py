@@ -123,12 +123,14 @@ def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) 
 
 def _flags_of_learner(flags: PolyBeastEnvFlags) -> str:
     """Returns the flags that a learner needs to find these servers; see `flags_of_others`."""
-    served = flags.servers
+    served, pool = flags.servers, flags.environment.selfplay
+    words = [] if pool is None else typed("--selfplay", pool)
     if served.pipes_basename:
-        return f" {shlex.join(typed('--pipes_basename', served.pipes_basename))}"
-    if not served.listen:
-        return ""
-    return f" {flags_of_others('--env_servers', [served.listen], flags.security)}"
+        words = [*words, *typed("--pipes_basename", served.pipes_basename)]
+    said = shlex.join(words)
+    if not served.pipes_basename and served.listen:
+        said = f"{said} {flags_of_others('--env_servers', [served.listen], flags.security)}"
+    return f" {said.strip()}" if said else ""
 
 
 if __name__ == "__main__":

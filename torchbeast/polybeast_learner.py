@@ -291,7 +291,7 @@ def _with_own_options(env: EnvSpec, own: EnvConfig | ServedEnvConfig) -> EnvSpec
         raise UsageError("the servers do not have selfplay: add --selfplay to polybeast_env too")
     if "elo" in env.options.info_keywords and not pool:
         warn(
-            "the servers have selfplay, but no versions will be written, so opponents move at "
+            "the servers rate self-play, but no versions will be written, so opponents move at "
             "random: add --selfplay to polybeast_learner too"
         )
     env = env.with_options(selfplay=pool, task_shares=shares, task_returns=own.task_returns)

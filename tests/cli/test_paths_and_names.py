@@ -125,6 +125,11 @@ def test_printed_commands_are_read_back_by_the_program_that_prints_them(
     server = parse(PolyBeastEnvFlags, "polybeast_env", args)
     (learner,) = read_back(polybeast_env._serving(server, ["a:1"], 1))
     assert learner.security.token_file == "token" and learner.security.tls_ca == "ca.pem"
+    for words in ([], ["--pipes_basename", "unix:/tmp/a"]):
+        server = parse(PolyBeastEnvFlags, "polybeast_env", ["--selfplay", name, *words])
+        (learner,) = read_back(polybeast_env._serving(server, ["a:1"], 1))
+        assert learner.environment.selfplay == server.environment.selfplay
+        assert learner.fleet.pipes_basename == server.servers.pipes_basename
 
 
 def test_the_flags_that_come_with_new_keys_are_read_back() -> None:

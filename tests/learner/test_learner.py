@@ -30,6 +30,7 @@ from torchbeast.core.storages import OnPolicyBuffer, OnPolicyVTraceBuffer
 from torchbeast.fleets import child_process
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.run import callbacks
+from torchbeast.run import checkpoint as checkpoints
 from torchbeast.schemes import Scheme
 
 TWO_PROCESSES = {"col_remote_workers": 2}
@@ -345,6 +346,8 @@ def test_a_refused_checkpoint_leaves_the_learner_its_agent(tmp_path: Path) -> No
         with pytest.raises(UsageError, match="^env must be Dials, as in"):
             learner.restore(tmp_path / "other" / "model.tar")
         assert_same(before, weights_of(learner))
+        learner.step()
+    assert checkpoints.load(tmp_path / "run" / "model.tar")["stats"]["step"] == 2 * STEPS
 
 
 def test_no_sentence_names_a_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

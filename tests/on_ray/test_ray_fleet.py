@@ -74,6 +74,25 @@ def test_an_end_without_connection_goes_on_and_hides_no_failure(ray: Any, what: 
     ray.shutdown.assert_called_once()
 
 
+def test_a_start_of_ray_delays_no_signal_of_a_program(
+    ray: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+
+    def interrupted(**_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        assert seen == [1]
+
+    ray.init.side_effect = interrupted
+    try:
+        with RayFleet(RayConfig(address="auto"), "run"):
+            pass
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [1]
+
+
 @pytest.mark.parametrize("is_client", [False, True])
 def test_a_connection_that_the_process_has_is_used_and_left_as_it_was(
     ray: Any, is_client: bool

@@ -312,6 +312,13 @@ def test_learning_and_waiting_add_up_to_wall_clock_time() -> None:
     assert clock.seconds() == {"learning": 3.0, "waiting": 9.0}
 
 
+def test_no_reading_of_the_waiting_time_falls() -> None:
+    times = iter([0.0, 1.0, 2.0, 2.5, 3.0, 3.1, 4.0])
+    clock = LearnerClock(lambda: next(times))
+    with clock.pauses.running():
+        assert clock.seconds()["waiting"] <= clock.seconds()["waiting"]
+
+
 def test_a_failed_update_counts_until_its_failure() -> None:
     time = Time()
     clock = LearnerClock(time)

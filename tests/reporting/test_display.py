@@ -435,6 +435,13 @@ def test_without_a_checkpoint_no_command_is_suggested_that_needs_one() -> None:
     assert "--mode test" not in text and "resume" not in text and "torchbeast.plot" in text
 
 
+def test_the_rate_of_a_run_that_stands_still_is_0() -> None:
+    rate = Rate()
+    for second in range(31):
+        rate.add(100 * second, float(second))
+    assert rate.add(3000, 35.0) > 0 and rate.add(3000, 60.0) == 0
+
+
 def test_the_rate_of_long_updates_is_neither_0_nor_too_high() -> None:
     rate = Rate()
     found = [rate.add(second // 16 * 1600, float(second)) for second in range(300)]

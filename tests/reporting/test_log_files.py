@@ -4,6 +4,7 @@ and runs are killed."""
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,34 @@ def test_rows_after_the_resumed_checkpoint_are_dropped(tmp_path: Path) -> None:
     files.write(25, {"loss": 1.0})
     files.close()
     assert [row["step"] for row in read_logs(tmp_path)] == [10, 20, 25]
+
+
+def test_a_long_log_is_resumed_without_reading_it_at_once(tmp_path: Path) -> None:
+    write(tmp_path, *((step, {"loss": 0.1}) for step in range(1, 20_001)))
+    size = (tmp_path / "logs.csv").stat().st_size
+    for step, last in ((20_000, 20_000), (15_000, 15_000)):
+        tracemalloc.start()
+        LogFiles(tmp_path, step=step).close()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < size / 5
+        assert [row["step"] for row in read_logs(tmp_path)][-1] == last
+
+
+def test_a_run_that_starts_again_keeps_its_earlier_log(tmp_path: Path) -> None:
+    write(tmp_path, (10, {"loss": 1.0}))
+    files = LogFiles(tmp_path, step=0)
+    files.write(7, {"loss": 2.0})
+    files.close()
+    assert [row["step"] for row in read_logs(tmp_path)] == [7]
+    earlier = (tmp_path / "logs.earlier.csv").read_text().splitlines()
+    assert earlier[0].startswith("# _tick,_time,step,loss") and earlier[1].endswith(",10,1.0")
+
+
+def test_no_metric_takes_the_place_of_the_step(tmp_path: Path) -> None:
+    write(tmp_path, (1000, {"step": 7, "_time": 0.0, "loss": 1.0}))
+    (row,) = read_logs(tmp_path)
+    assert (row["step"], row["loss"]) == (1000, 1.0) and row["_time"] > 0
 
 
 @pytest.mark.parametrize("damage", [b"2," + b"0" * 200_000, b"\xff", b"1,2,x,y", b'"\0', b"# a,b"])

@@ -409,6 +409,24 @@ def test_checkpoints_and_videos_are_uploaded_only_when_asked(
     assert len({begun["id"] for begun in wandb.begun}) == 1
 
 
+def test_what_weights_and_biases_refuses_during_a_run_ends_no_run(
+    tmp_path: Path, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / ("x" * 129)).mkdir()
+    (folder / "model.tar").touch()
+    logs = Logs([WandbLogger("games", upload=True)], run_in(folder))
+    (run,) = wandb.runs
+
+    def refuse(*_: object, **__: object) -> None:
+        raise wandb.Error("the run is finished")
+
+    monkeypatch.setattr(run, "log", refuse)
+    logs.write(1, {"loss": 1.0})
+    logs.close()
+    ((_, name, _),) = run.artifacts
+    assert len(name) == 128 and name.endswith("x-model") and run.finished
+
+
 def test_an_upload_needs_a_project() -> None:
     with pytest.raises(ValueError, match="set wandb_project too"):
         LogConfig(wandb_upload=True)

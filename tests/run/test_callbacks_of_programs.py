@@ -27,7 +27,7 @@ from torchbeast.learner import Callback, Evaluation
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.run_folder import RunConfig, session
 from torchbeast.run import checkpoint as checkpoints
-from torchbeast.run.callbacks import ProgramLearner, RunningLearner
+from torchbeast.run.callbacks import ProgramLearner, RunningLearner, keep_numbers
 from torchbeast.run.config import CallbacksConfig, TrainingConfig
 from torchbeast.run.episodes import Episodes
 from torchbeast.run.learner_run import LearnerRun
@@ -313,6 +313,44 @@ def test_the_state_before_a_nan_has_those_of_callbacks(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="loss is nan"):
         train_from(lambda: EndingSource(batches), named, ENV)
     assert saved(tmp_path, "last_good.tar")["callbacks"] == {"Counting": {"count": 1}}
+
+
+def test_metrics_of_callbacks_are_numbers_that_logs_can_be_read_with() -> None:
+    metrics: dict[str, Any] = {"solved": True, "count": 3}
+    keep_numbers(metrics)
+    assert [type(value) for value in metrics.values()] == [float, int]
+
+
+class Unsaved(Counting):
+    def state_dict(self) -> dict[str, Any]:
+        raise KeyError("a bug")
+
+
+def test_a_state_that_cannot_be_collected_does_not_hide_the_nan(tmp_path: Path) -> None:
+    batches = [rollout(reward=float("nan"))]
+    with pytest.raises(RunError, match="loss is nan.*could not be saved: 'a bug'"):
+        train_from(
+            lambda: EndingSource(batches), flags(tmp_path, callback=(f"{HERE}:Unsaved",)), ENV
+        )
+    assert not (tmp_path / "run" / "model.tar").exists()
+
+
+def test_a_part_of_a_run_without_a_callback_keeps_its_state(tmp_path: Path) -> None:
+    learn(tmp_path, 1, callback=(f"{HERE}:Counting",))
+    learn(tmp_path, 1)
+    assert saved(tmp_path)["callbacks"] == {"Counting": {"count": 1}}
+
+
+def test_a_damaged_file_of_the_best_weights_ends_no_run(
+    tmp_path: Path, chosen: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = dict(eval_every=STEPS, eval_episodes=1)
+    chosen += [5.0, 4.0]
+    learn(tmp_path, 1, **every)
+    (best := tmp_path / "run" / "evaluation_best.tar").write_bytes(b"cut off")
+    learn(tmp_path, 1, **every)
+    assert f"{best} is damaged" in capsys.readouterr().err
+    assert saved(tmp_path, best.name)["callbacks"]["evaluation"]["best"] == 4.0
 
 
 def test_the_command_that_resumes_names_the_environment_of_evaluations(

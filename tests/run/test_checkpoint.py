@@ -103,9 +103,10 @@ def test_a_file_that_lacks_a_key_is_refused_with_a_message(tmp_path: Path) -> No
 
 def test_a_file_of_a_newer_format_is_refused_with_a_message(tmp_path: Path) -> None:
     saved = checkpoint_of(impala(agent().model)) | {"format": 2}
-    checkpoints.save(tmp_path / "model.tar", saved)
-    with pytest.raises(UsageError, match="has format 2, but this TorchBeast reads formats up to 1"):
-        checkpoints.load(tmp_path / "model.tar")
+    for contents in (saved, {"format": 2}):  # whose other keys may have other names
+        checkpoints.save(tmp_path / "model.tar", contents)
+        with pytest.raises(UsageError, match="has format 2, but this TorchBeast reads .* up to 1"):
+            checkpoints.load(tmp_path / "model.tar")
 
 
 @pytest.mark.parametrize("model", ["shallow", "deep"])
@@ -131,6 +132,14 @@ def test_a_network_made_without_value_ranges_is_recorded_as_such() -> None:
 def test_a_file_with_a_format_names_its_network() -> None:
     saved = {"format": 1, "model": "shallow", "flags": {"model": "auto"}, "model_state_dict": {}}
     assert checkpoints.actor_spec(saved).name == "shallow"
+
+
+def test_layers_in_another_order_are_refused(tmp_path: Path) -> None:
+    """The state of the optimiser has numbers in place of names."""
+    saved = checkpoint_of(impala(agent().model))
+    saved["model_state_dict"] = dict(reversed(saved["model_state_dict"].items()))
+    with pytest.raises(UsageError, match="have another order"):
+        checkpoints.resume(impala(agent().model), saved, tmp_path / "model.tar")
 
 
 @pytest.mark.parametrize("other", [{"size": 5}, {"use_lstm": True}], ids=["shape", "names"])

@@ -149,6 +149,8 @@ def test_a_checkpoint_that_is_asked_for_by_name_is_read_alone(tmp_path: Path) ->
     for path in snapshots:
         shutil.copyfile(own, path)
     with pytest.raises(UsageError, match="there is no checkpoint at .*ckpt.tar"):
+        checkpoints.load_newest(tmp_path / "ckpt.tar")  # as evaluations and exports do
+    with pytest.raises(UsageError, match="there is no checkpoint at .*ckpt.tar"):
         train(tmp_path, GOOD, resumed=tmp_path / "ckpt.tar")
     snapshots[0].write_bytes(b"cut off")
     with pytest.raises(checkpoints.Damaged):

@@ -234,6 +234,23 @@ def test_a_nan_saves_the_state_before_it_beside_the_checkpoint(tmp_path: Path) -
     assert checkpoints.first_non_finite_tensor(kept) is None
 
 
+def test_settings_that_only_another_program_has_stay_recorded(tmp_path: Path) -> None:
+    train(tmp_path, GOOD)
+    path = tmp_path / "run" / "model.tar"
+    saved = checkpoints.load(path)
+    checkpoints.save(path, {**saved, "flags": {**saved["flags"], "num_servers": 3}})
+    train(tmp_path, GOOD)
+    assert checkpoints.load(path)["flags"]["num_servers"] == 3
+
+
+def test_a_run_is_not_resumed_with_actions_that_mean_something_else(tmp_path: Path) -> None:
+    train(tmp_path, GOOD)
+    path = tmp_path / "run" / "model.tar"
+    checkpoints.save(path, {**checkpoints.load(path), "action_space": {"n": 4}})
+    with pytest.raises(UsageError, match="action_space must be .*4.*, not .*3.*: use the env"):
+        train(tmp_path, GOOD)
+
+
 def test_a_run_can_be_resumed_from_the_last_good_state(tmp_path: Path) -> None:
     with pytest.raises(RunError):
         train(tmp_path, GOOD, BAD)

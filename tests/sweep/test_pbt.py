@@ -209,6 +209,10 @@ def test_settings_move_by_a_tenth_of_their_range_or_a_place_in_their_list(
     assert (moved(values, value, 1), moved(values, value, -1)) == (up, down)
 
 
+def test_no_move_is_rounded_out_of_its_range() -> None:
+    assert moved(["0.5:0.99999"], "0.99", 1) == "0.99999"
+
+
 def test_settings_that_cannot_change_and_few_members_are_refused(tmp_path: Path) -> None:
     agents = [agent(tmp_path, seed=str(seed)) for seed in range(4)]
     with pytest.raises(UsageError, match="seed cannot change"):

@@ -56,6 +56,7 @@ from torchbeast.core.base.checks import names_with
 from torchbeast.core.base.specs import SpecError
 from torchbeast.envs.spec import is_pool
 from torchbeast.errors import (
+    COLOURS,
     EXIT_DONE,
     RunError,
     UsageError,
@@ -82,7 +83,6 @@ OfLearner = TypeVar("OfLearner", bound=LearnerFlags)
 
 _BOX = "╭╮╰╯│─ "
 _SWITCHED = {"true": True, "false": False}
-_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 TITLES = {  # of groups of flags in --help, where it is not the name of the field
     "checkpoints": "checkpoint",
     "command": "mode",
@@ -241,7 +241,7 @@ class _Wrapping:
         return self._stream.write("\n".join(map(self._wrapped, text.split("\n"))))
 
     def _wrapped(self, line: str) -> str:
-        plain = _COLOUR.sub("", line)
+        plain = COLOURS.sub("", line)
         is_short = len(plain) <= self._width
         return line if is_short else textwrap.fill(plain, self._width, break_on_hyphens=False)
 

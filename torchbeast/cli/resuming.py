@@ -123,7 +123,7 @@ def _recorded(folder: Path, args: Sequence[str]) -> dict[str, Any]:
         return {}
     print(
         f"{folder} has no checkpoint: starting again from step 0, with the settings in meta.json "
-        "and a new logs.csv.",
+        "and a new logs.csv. Earlier rows are in logs.earlier.csv.",
         flush=True,
     )
     return dict(meta.get("args", {}))

@@ -158,12 +158,12 @@ def env_of(saved: Mapping[str, Any], asked: EnvSpec) -> EnvSpec:
     if asked.name and not all(map(is_atari, asked.task_names)):  # it would refuse those of Atari
         typed = {name: getattr(asked.options, name) for name in options.of_atari()}
         options = dataclasses.replace(options, **typed)
-    if asked.name not in ("", trained_on.name):  # a scale of the returns of other tasks
-        options = dataclasses.replace(options, task_returns=asked.options.task_returns)
-    spec = dataclasses.replace(asked, options=options)
     if asked.name in ("", trained_on.name):
         kwargs = asked.kwargs or trained_on.kwargs
         spec = dataclasses.replace(trained_on, kwargs=kwargs, options=options)
+    else:  # the recorded scale of returns is for other tasks
+        spec = dataclasses.replace(asked, options=options)
+        spec = spec.with_options(task_returns=asked.options.task_returns)
     if spec.name in ("", UNKNOWN):
         raise UsageError("the checkpoint does not contain the name of its environment: use --env")
     return spec

@@ -268,6 +268,10 @@ class RestartPolicy:
         self._any_worked = self._works = True
         self._failed_starts = 0
 
+    def is_replaced(self) -> None:
+        """Records that another process takes the place of the current one, and has yet to work."""
+        self._works = False
+
     def may_pass(self, error: Exception) -> bool:
         """Returns whether a replacement may survive: if this process was killed or crashed, or if
         it could not start although an earlier one could (a file or port may be back soon).
@@ -275,11 +279,7 @@ class RestartPolicy:
         return isinstance(error, ProcessDied) or (self._any_worked and not self._works)
 
     def pause(self) -> float:
-        """Returns the seconds to wait before the next start: 0 unless the last start failed.
-
-        Call it once for each replacement, which has not worked yet.
-        """
-        self._works = False  # also that of a process that has left, which is no death
+        """Returns the seconds to wait before the next start: 0 unless the last start failed."""
         if not self._failed_starts:
             return 0.0
         return min(_LONGEST_PAUSE_S, _PAUSE_S * 3.0 ** (self._failed_starts - 1))
@@ -356,6 +356,7 @@ class Restarts:
 
     def replace(self, worker: Restartable, error: Exception) -> None:
         """Replaces a worker, unless closed. Waits first if the last one could not start."""
+        worker.restart_policy.is_replaced()
         pause = worker.restart_policy.pause()
         when = f" in {pause:g} s" if pause else ""
         self._log.warning("%s: %s. Starting a replacement%s", worker.name, error, when)

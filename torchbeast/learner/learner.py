@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torchbeast.core.actors.contract import Actor
 from torchbeast.core.base.checks import at_least, counted, require, suggesting
@@ -36,6 +36,7 @@ from torchbeast.reporting.loggers import LogConfig, Logger
 from torchbeast.reporting.run_folder import RunConfig, RunFolder, Session, is_in_use, raise_failure
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.callbacks import Callback, Callbacks, RunningLearner
+from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.episodes import parallel_envs
 from torchbeast.run.learner_run import LearnerRun
 from torchbeast.run.training import DONE, LearnerThread
@@ -194,7 +195,10 @@ class Learner(RunningLearner):
         newest = folder.checkpoint
         resumed = newest if path is None else expanded(path)
         load = checkpoints.load_newest if resumed == newest else checkpoints.load
-        load(resumed)  # before this run ends
+        found: Any = load(resumed)
+        if resumed != newest:
+            found = checkpoints.FoundCheckpoint(found, resumed)
+        self._run.check_fits(EarlierRun(found))  # before this run ends
         self._end(is_saved=False)
         raise_failure(supervisor.failure, folder)
         self._open(resumed)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +141,10 @@ def _logged(ray: Any) -> Iterator[None]:
 
 
 def _initialise(ray: Any, address: str, start: str, options: Mapping[str, Any]) -> None:
+    raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a program's does not
     try:
-        with uninterrupted(), _signals_kept():  # nobody could end what has half started
+        # Nobody could end what has half started.
+        with uninterrupted() if raises else nullcontext(), _signals_kept():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:  # Ray raises anything, ValueError and ConnectionError included
         if isinstance(error, ConnectionError) and address == "auto":

@@ -238,6 +238,9 @@ class Rate:
         if is_new and (not self._points or now - self._points[-1][0] >= 0.9):
             self._points.append((now, step))
         before, step_then = self._points[0]
+        last = self._points[-1][0]
+        if now - last > max(10.0, last - before):  # longer than all these updates
+            return 0.0
         return (step - step_then) / (now - before) if before < now else 0.0
 
 

@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchbeast.reporting.output import Lock, lock
-from torchbeast.reporting.run_folder import write_atomically
+from torchbeast.reporting.run_folder import replaced_atomically
 
+EARLIER = "logs.earlier.csv"
+"""Name of the log of a run that starts again from step 0."""
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux: includes time in suspend
 
 
@@ -36,11 +38,14 @@ class LogFiles:
         dropped.
         """
         self._fields_path = folder / "fields.csv"
+        logs = folder / "logs.csv"
+        if step == 0 and logs.exists() and logs.stat().st_size:  # its checkpoints are gone
+            os.replace(logs, folder / EARLIER)
         drop_after(self._fields_path, math.inf, ())  # its last line may be cut off
         self._fields = read_fields(folder)
-        last_tick, last_time = drop_after(folder / "logs.csv", step, self._fields)
+        last_tick, last_time = drop_after(logs, step, self._fields)
         self._tick, self._time = last_tick + 1, WallTime(at_least=last_time)
-        self._logs = AppendedFile(folder / "logs.csv")
+        self._logs = AppendedFile(logs)
 
     def write(self, step: int, metrics: Mapping[str, float | int]) -> None:
         """Appends a row: the metrics after `step` env steps. NaN becomes an empty cell.
@@ -48,7 +53,8 @@ class LogFiles:
         Raises OSError if it cannot, for example on a full disk. This row is then lost, but later
         ones may succeed.
         """
-        row = {"_tick": self._tick, "_time": self._time.now(), "step": step, **metrics}
+        own = {"_tick": self._tick, "_time": self._time.now(), "step": step}
+        row = {**own, **metrics, **own}  # whatever the metrics' names are
         self._add_columns(row)
         cells = [row.get(name, math.nan) for name in self._fields]
         self._logs.append(csv_line(["" if math.isnan(cell) else cell for cell in cells]))
@@ -201,15 +207,24 @@ def drop_after(path: Path, step: float, fields: Sequence[str]) -> tuple[int, flo
     """
     if not path.exists():
         return -1, 0.0
-    os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    begin = fields[:3]  # up to the step
-    kept = [line for line in lines if _row(begin, line).get("step", 0) <= step]
-    if len(kept) < len(lines):
-        write_atomically(path, "".join(kept).encode())
-    rows = (_row(begin, line) for line in reversed(kept))
-    last = next((row for row in rows if row.keys() >= {"_tick", "_time"}), {})
-    return int(last.get("_tick", -1)), last.get("_time", 0.0)
+
+    def begin(line: bytes) -> dict[str, float]:
+        return _row(fields[:3], line.decode(errors="replace"))  # up to the step
+
+    length, last, has_later = 0, {"_tick": -1.0, "_time": 0.0}, False
+    with open(path, "rb") as file:  # which may be larger than the memory
+        for line in file:
+            length += len(line) if line.endswith(b"\n") else 0
+            row = begin(line)
+            if row.get("step", 0) > step:
+                has_later = True
+            elif row.keys() >= last.keys():
+                last = row
+    os.truncate(path, length)
+    if has_later:
+        with open(path, "rb") as file, replaced_atomically(path) as kept:
+            kept.writelines(line for line in file if begin(line).get("step", 0) <= step)
+    return int(last["_tick"]), last["_time"]
 
 
 class AppendedFile:

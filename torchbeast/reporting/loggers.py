@@ -14,8 +14,8 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -399,22 +399,38 @@ class WandbLog:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs each metric except NaN; see `grouped`."""
-        self._run.log({"step": step, **grouped(metrics)})
+        with _as_os_error():
+            self._run.log({"step": step, **grouped(metrics)})
 
     def add_video(self, step: int, path: Path) -> None:
         """Logs an mp4 file as the video of an evaluation."""
         import wandb
 
-        self._run.log({"step": step, "eval/video": wandb.Video(str(path), format="mp4")})
+        with _as_os_error():
+            self._run.log({"step": step, "eval/video": wandb.Video(str(path), format="mp4")})
 
     def close(self) -> None:
         """Uploads the newest and the best checkpoint, and waits until everything has been sent."""
         folder = self._uploaded
-        for path in () if folder is None else (folder / CHECKPOINT, *folder.glob("*_best.tar")):
-            if path.exists():
-                name = re.sub(r"[^\w.-]", "-", f"{path.parent.name}-{path.stem}")
-                self._run.log_artifact(str(path), name=name, type="model")
-        self._run.finish()
+        paths = () if folder is None else (folder / CHECKPOINT, *folder.glob("*_best.tar"))
+        with _as_os_error(), ExitStack() as last:
+            last.callback(self._run.finish)
+            for path in paths:
+                if path.exists():
+                    name = re.sub(r"[^\w.-]", "-", f"{path.parent.name}-{path.stem}")
+                    # The service takes names of at most 128 characters.
+                    self._run.log_artifact(str(path), name=name[-128:], type="model")
+
+
+@contextmanager
+def _as_os_error() -> Iterator[None]:
+    """Converts what the service refuses to an OSError, which ends no run."""
+    import wandb
+
+    try:
+        yield
+    except (wandb.Error, ValueError) as error:
+        raise OSError(str(error)) from error
 
 
 def upload_video(folder: Path, step: int, path: Path) -> None:

@@ -257,6 +257,7 @@ def assemble(
     torch.set_num_threads(compute.threads)
     agent = make_agent(earlier.actor(config.actor, config.algo))
     earlier.check_same_model(agent.spec)
+    earlier.check_fits(agent)
     with own_settings():  # after importing a user's network, which may change settings
         agent.model.to(compute.device)
         agent.model.set_precision(compute.precision, compute.device)

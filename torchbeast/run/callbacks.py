@@ -348,6 +348,7 @@ class Callbacks:
         for callback in self._all:
             if callback.name in states:
                 callback.load_state_dict(states[callback.name])
+        self._states = dict(states)
         if earlier.recorded:
             self.env_options = earlier.env_options
         if self.env_options is not None:
@@ -358,11 +359,11 @@ class Callbacks:
 
         Raises UsageError for a state that no checkpoint could be loaded with.
         """
-        states = {callback.name: callback.state_dict() for callback in self._all}
-        for name, state in states.items():
-            _check_loads(name, state)
+        for callback in self._all:
+            self._states[callback.name] = callback.state_dict()
+            _check_loads(callback.name, self._states[callback.name])
         options = {} if self.env_options is None else {"env_options": self.env_options}
-        return {"callbacks": states, **options}
+        return {"callbacks": dict(self._states), **options}
 
     def start(self, learner: RunningLearner) -> None:
         """Calls on_start of those for which it was not called yet."""
@@ -399,8 +400,9 @@ class Callbacks:
     def _end_one(self, callback: Callback, learner: RunningLearner) -> None:
         try:
             callback.on_end(learner)
-        except RunEnded as error:  # a signal has ended what it waited for
-            warn(f"on_end of callback {callback.name} was not completed: {error}")
+        except RunEnded as error:  # a signal or failure has ended what it waited for
+            if self._supervisor.failure is None:
+                warn(f"on_end of callback {callback.name} was not completed: {error}")
         except (Exception, SystemExit) as error:
             self._supervisor.fail_at_end(f"callback {callback.name}", error)
 
@@ -478,7 +480,7 @@ def keep_numbers(metrics: dict[str, Any]) -> None:
     wrong = {}
     for name, value in [*metrics.items()]:
         try:
-            metrics[name] = value if isinstance(value, int | float) else float(value)
+            metrics[name] = value if type(value) in (int, float) else float(value)
         except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers: RuntimeError
             wrong[name] = metrics.pop(name)
     for name, value in wrong.items():

@@ -52,7 +52,12 @@ from torchbeast.core.update.saving import ALGORITHM, check_fits
 from torchbeast.envs.env_process import Spaces
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, as_usage_error, expanded
-from torchbeast.reporting.run_folder import replaced_atomically, runs_next_to, write_atomically
+from torchbeast.reporting.run_folder import (
+    CHECKPOINT,
+    replaced_atomically,
+    runs_next_to,
+    write_atomically,
+)
 
 # 1: has the name of the network. Files of TorchBeast 2019 lack a format.
 FORMAT = 1
@@ -126,13 +131,13 @@ def load(path: str | Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
             ) from error
         raise Damaged(path, _fault(path, error)) from error
     found = checkpoint if isinstance(checkpoint, dict) else {}
-    if missing := [key for key in needed if key not in found]:
-        raise UsageError(f"{path} is not the checkpoint of a run: it lacks {', '.join(missing)}")
-    if found.get("format", FORMAT) > FORMAT:
+    if found.get("format", FORMAT) != FORMAT:
         raise UsageError(
             f"{path} has format {found['format']}, but this TorchBeast reads formats up to "
             f"{FORMAT}: use the newer TorchBeast that wrote it"
         )
+    if missing := [key for key in needed if key not in found]:
+        raise UsageError(f"{path} is not the checkpoint of a run: it lacks {', '.join(missing)}")
     return found
 
 
@@ -252,13 +257,15 @@ def _load(file: BinaryIO) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
-def load_model(model: torch.nn.Module, checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Loads saved weights into `model`.
-
-    Raises UsageError, with the first difference, if they belong to another model.
-    """
+def check_model(model: torch.nn.Module, checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Raises UsageError, with the first difference, if the weights belong to another model."""
     with as_usage_error(f"{path} does not fit"):
         check_fits(model, checkpoint["model_state_dict"])
+
+
+def load_model(model: torch.nn.Module, checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Loads saved weights into `model`; raises as `check_model`."""
+    check_model(model, checkpoint, path)
     model.load_state_dict(checkpoint["model_state_dict"])
 
 
@@ -345,13 +352,14 @@ def write_newest(newest: Path, data: bytes | memoryview, keep: int) -> None:
 
 
 def load_newest(newest: Path, needed: Sequence[str] = KEYS) -> FoundCheckpoint:
-    """Reads the newest checkpoint that is not damaged.
+    """Reads the newest checkpoint that is not damaged, or the one that has another name.
 
     Raises like `load`. If all are damaged, raises UsageError with all names, or RunError if the
     disk cannot read any of them.
     """
     damaged: list[Damaged] = []
-    for path in existing(newest) or [newest]:
+    is_runs = newest.name == CHECKPOINT  # which alone has earlier ones beside it
+    for path in (existing(newest) if is_runs else []) or [newest]:
         try:
             return FoundCheckpoint(load(path, needed), path, damaged)
         except Damaged as error:

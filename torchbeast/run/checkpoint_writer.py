@@ -99,16 +99,17 @@ class CheckpointWriter:
                 f"{what} {path} ({error.strerror or error}); {old}{room}"
             ) from error
 
-    def keep_last_good(self, state: dict[str, Any]) -> str:
+    def keep_last_good(self, state_of: Callable[[], Mapping[str, Any]]) -> str:
         """Saves the state before a failed update in a separate file; returns a message."""
-        if (name := checkpoints.first_non_finite_tensor(state)) is not None:
-            return f"{name} was already not finite, so the previous state was not saved"
-        if self.config.disable_checkpoint:
-            return "No state was saved"
         path = self._path.with_name("last_good.tar")
         try:
+            state = state_of()
+            if (name := checkpoints.first_non_finite_tensor(state)) is not None:
+                return f"{name} was already not finite, so the previous state was not saved"
+            if self.config.disable_checkpoint:
+                return "No state was saved"
             checkpoints.save(path, {**state, **self.labels, **self.also()})
-        except (OSError, UsageError) as error:  # the latter of a callback's state
+        except Exception as error:  # of lost workers, callbacks, the disk; the update's comes first
             return f"The previous state could not be saved: {error}"
         return f"The previous state is in {path}; the checkpoint is unchanged"
 
@@ -159,6 +160,11 @@ class PastVersions:
             )
         with refusing_paths("use another --selfplay"):
             self.pool.mkdir(parents=True, exist_ok=True)
+        if self.step >= self.every and not any(self.pool.iterdir()):
+            raise UsageError(
+                f"{self.pool} has no version of this run, which is at step {self.step:,}: if the "
+                "folder was moved, name it with selfplay"
+            )
         self._elo = newest_rating(self.pool)  # until a game ends
 
     def __call__(self, step: int, row: Mapping[str, float]) -> None:

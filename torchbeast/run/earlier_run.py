@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import in_family
 from torchbeast.core.algos import registry
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.base.specs import ActorSpec, kwargs_of
+from torchbeast.core.envs.spaces import space_to_json
 from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.errors import UsageError
 from torchbeast.reporting.display import Progress
@@ -102,6 +104,15 @@ class EarlierRun:
         has_memory = bool(self.recorded.get("use_lstm", now.use_lstm))
         if now.use_lstm != has_memory:
             raise self._other("use_lstm", has_memory, now.use_lstm)
+
+    def check_fits(self, agent: Agent) -> None:
+        """Raises UsageError for an agent of other actions or weights."""
+        if not self._saved:
+            return
+        before = self._saved.get("action_space", now := space_to_json(agent.action_space))
+        if before != now:  # another box, say, would scale the actions of the policy anew
+            raise self._other("action_space", before, now, "use the environment as it was")
+        checkpoints.check_model(agent.model, self._saved, self._path)
 
     def _other(
         self, name: str, before: object, now: object, remedy: str = "repeat that setting"

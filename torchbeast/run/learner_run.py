@@ -38,7 +38,7 @@ from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.assemble import Assembled, Compute, LearnerConfig, assemble
 from torchbeast.run.callbacks import Callbacks, ProgramLearner
 from torchbeast.run.checkpoint_writer import CheckpointWriter, PastVersions
-from torchbeast.run.config import changes, hint_of_settings, naming_flags
+from torchbeast.run.config import SERVED_KWARGS, changes, hint_of_settings, naming_flags
 from torchbeast.run.earlier_run import EarlierRun
 from torchbeast.run.episodes import TaskScores
 from torchbeast.run.plan import Plan
@@ -90,7 +90,10 @@ class LearnerRun:
         plan = replace(plan, learner=plan.learner.after(self.earlier.recorded))
         self.plan = plan if replica is None else replica.share_of(plan)
         seed = self.earlier.seed(plan.run.seed)
-        self._recorded = {**plan.record(), "seed": seed}
+        # A program or Learner keeps the settings that only another one has.
+        left_out = (SERVED_KWARGS, *plan.of_command)
+        others = {k: v for k, v in self.earlier.recorded.items() if k not in left_out}
+        self._recorded = {**others, **plan.record(), "seed": seed}
         self._changed = changes(self.earlier.recorded, self._recorded, plan.of_command)
         self.progress = self.earlier.progress()
         scores, num_envs = TaskScores(plan.env), plan.collection.num_envs
@@ -145,12 +148,21 @@ class LearnerRun:
         if supervisor.failure is not None or supervisor.has_signal:
             raise RunEnded("the run has ended")
 
+    def check_fits(self, earlier: EarlierRun) -> None:
+        """Raises UsageError unless this run could resume the earlier one."""
+        self._check_same(earlier)
+        earlier.check_same_model(self.made.agent.spec)
+        earlier.check_fits(self.made.agent)
+
+    def _check_same(self, earlier: EarlierRun) -> None:
+        earlier.check_same_environment(self.plan.env.name, self.plan.others_serve)
+        earlier.check_same_algorithm(self._recorded["algo"])
+
     def _assembled(self) -> Assembled:
         """Assembles the learner, with the state of the earlier run."""
-        plan, earlier, algo = self.plan, self.earlier, self._recorded["algo"]
-        earlier.check_same_environment(plan.env.name, plan.others_serve)
-        earlier.check_same_algorithm(algo)
-        check_learns_from_replay(plan.learner, algo)
+        plan, earlier = self.plan, self.earlier
+        self._check_same(earlier)
+        check_learns_from_replay(plan.learner, self._recorded["algo"])
         ranks = None if self._replica is None else self._replica.ranks
         makers = plan.make_agent, plan.collection.weights
         return assemble(plan.learner, *makers, earlier, self._say_start, ranks)

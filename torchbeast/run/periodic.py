@@ -320,8 +320,12 @@ class Scores:
         self._best_path = folder / f"{name}_best.tar"
         self.best = -math.inf if keeps_best else best
         if keeps_best and self._best_path.exists():
-            kept = checkpoints.load(self._best_path, needed=()).get("callbacks", {}).get(name, {})
-            self.best = float(kept.get(BEST, -math.inf))
+            try:
+                kept = checkpoints.load(self._best_path, needed=())
+            except checkpoints.Damaged as error:
+                warn(f"{error.path} is damaged ({error.reason}); the next evaluation replaces it")
+                kept = {}
+            self.best = float(kept.get("callbacks", {}).get(name, {}).get(BEST, -math.inf))
         self._path = folder / f"{name}s.csv"
         with closing(self._locked()):
             drop_after(self._path, step, COLUMNS)  # may replace the file

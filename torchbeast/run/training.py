@@ -122,7 +122,7 @@ class Training:
             try:
                 metrics, feedback = self.made.optimiser_step.update(on_device)
             except NonFiniteError as error:  # which ends the run
-                kept = self.writer.keep_last_good(self._state())  # which it did not change
+                kept = self.writer.keep_last_good(self._state)  # which it did not change
                 raise NonFiniteError(f"{error}. {kept}") from error
         batch.give_feedback(feedback)
         return {**metrics, **lags}
@@ -357,7 +357,7 @@ class LearnerClock:
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now, self._began = now, now()
+        self._now, self._began, self._waited = now, now(), 0.0
         self.steps, self.updates = Stopwatch(now), Stopwatch(now)
         self.pauses, self.writing = Stopwatch(now), Stopwatch(now)
 
@@ -369,7 +369,9 @@ class LearnerClock:
     def seconds(self) -> dict[str, float]:
         """Returns the seconds spent until now, by stage."""
         learning, pausing = self.updates.read()[0], self.pauses.read()[0]
-        return {"learning": learning, "waiting": self._now() - self._began - learning - pausing}
+        waiting = self._now() - self._began - learning - pausing
+        self._waited = max(self._waited, waiting)  # the clocks are read a moment apart
+        return {"learning": learning, "waiting": self._waited}
 
 
 class Rows:

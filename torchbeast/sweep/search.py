@@ -140,9 +140,14 @@ def moved(values: Sequence[str], value: str, direction: int) -> str:
 
 
 def _text(value: float, low: float, high: float) -> str:
-    """Formats a value with four digits, or more if the range is narrower than its numbers."""
+    """Formats a value with four digits, or more if the range is narrower than its numbers.
+
+    A value that these digits would round out of the range becomes its end.
+    """
     more = math.floor(math.log10(max(abs(low), abs(high)) / (high - low)))
-    return f"{value:.{4 + max(0, more)}g}"
+    text = f"{value:.{4 + max(0, more)}g}"
+    inside = min(max(float(text), low), high)
+    return text if inside == float(text) else repr(inside)
 
 
 def position(values: Sequence[str], value: str) -> float:

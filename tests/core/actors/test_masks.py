@@ -132,6 +132,12 @@ def test_a_mask_that_leaves_no_action_is_an_error_that_says_so(mask: list[int]) 
         model.act(inputs_with(rows, torch.zeros(1, 2, 2).long()), (), "greedy")
 
 
+def test_a_part_without_a_choice_is_left_unmasked_alone() -> None:
+    mask = torch.tensor([[0, 0, 1, 0, 1, 1]])
+    allowed = ActionMask((2, 4)).masked(torch.zeros(1, 6), {"action_mask": mask}).isfinite()
+    assert allowed.tolist() == [[True, True, True, False, True, True]]
+
+
 def test_masks_that_would_not_be_obeyed_are_refused() -> None:
     with pytest.raises(ValueError, match=r"shape \(4,\), got \(5,\)"):
         model_for(5, Discrete(4))

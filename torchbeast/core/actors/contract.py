@@ -63,9 +63,9 @@ class ActionMask:
             )
 
     def _effective(self, observation: Nest[Tensor]) -> Tensor:
-        """Returns which actions are allowed, bool [..., n]: all where the mask allows none."""
-        allowed = self._allowed(observation)
-        return allowed | ~allowed.any(-1, keepdim=True)
+        """Returns which choices are allowed, bool [..., n]: all of a part where none is."""
+        parts = torch.split(self._allowed(observation), list(self.counts), -1)
+        return torch.cat([part | ~part.any(-1, keepdim=True) for part in parts], -1)
 
     def _allowed(self, observation: Nest[Tensor]) -> Tensor:
         """Returns which actions are allowed, bool [..., n]."""

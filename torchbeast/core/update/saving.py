@@ -51,6 +51,7 @@ def restore(algo: Algorithm[Any], state: Mapping[str, Any]) -> None:
     _check_names("optimisers", algo, algo.optimisers, optimisers)
     for name, model in algo.models.items():
         check_fits(model, models[name])
+        _check_order(name, model, models[name])
     for name, optimiser in algo.optimisers.items():
         _check_optimiser(name, optimiser, optimisers[name])
     for name, model in algo.models.items():
@@ -67,6 +68,16 @@ def _check_names(
             f"the checkpoint belongs to another algorithm: it has the {kind} "
             f"{', '.join(sorted(saved))}, but {type(algo).__name__} has "
             f"{', '.join(sorted(expected))}; use the algorithm and settings it was trained with"
+        )
+
+
+def _check_order(name: str, model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Raises ValueError for other orders of parameters, by which optimisers number their state."""
+    parameters = dict(model.named_parameters())
+    if [n for n in model.state_dict() if n in parameters] != [n for n in saved if n in parameters]:
+        raise ValueError(
+            f"the layers of the checkpoint's {name} have another order, which the state of its "
+            "optimiser follows: define them in the order it was trained with"
         )
 
 
