@@ -267,7 +267,16 @@ def serve(address: str, num_envs: int, num_streams: int, proto: Path) -> grpc.Se
     messages, services = generated_modules(proto)
     server = grpc.server(
         futures.ThreadPoolExecutor(num_streams + 4),
-        options=[("grpc.max_receive_message_length", 256 << 20), ("grpc.so_reuseport", 0)],
+        options=[
+            ("grpc.max_receive_message_length", 256 << 20),
+            ("grpc.so_reuseport", 0),
+            # Over TCP, learners ping in every 20 s of silence, which gRPC would take for an attack.
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            # A learner that vanishes must not occupy a thread for hours.
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.http2.max_pings_without_data", 0),
+        ],
     )
     service = EnvServer(messages, num_envs, num_streams)
     services.add_RPCEnvServerServicer_to_server(service, server)

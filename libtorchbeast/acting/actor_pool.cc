@@ -69,9 +69,18 @@ void ActorPool::run(const std::function<void()>& poll, const Report& report) {
   }
   cancel_until_ended();
   for (std::thread& thread : threads) thread.join();
-  tell(report);
-  MutexLock lock(mutex_);
-  if (failure_) std::rethrow_exception(failure_);
+  try {
+    tell(report);
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  // Not kept, because a Python exception holds the frames of the caller, and those hold the pool.
+  std::exception_ptr failure;
+  {
+    MutexLock lock(mutex_);
+    failure = std::exchange(failure_, nullptr);
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 // ---- The thread of a stream -----------------------------------------------------------------

@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 
+#include "libtorchbeast/bindings/gil.h"
 #include "libtorchbeast/memory/buffer.h"
 #include "libtorchbeast/support/sync.h"
 
@@ -47,9 +48,9 @@ InsideCore::~InsideCore() {
 
 void without_any_gil(const std::function<void()>& call) {
   const InsideCore inside;  // until the GIL is held again
-  std::optional<pybind11::gil_scoped_release> release;
+  std::optional<NoGil> released;
   // Once Python has finalised, PyGILState_Check() is true in every thread.
-  if (Py_IsInitialized() && PyGILState_Check()) release.emplace();
+  if (Py_IsInitialized() && PyGILState_Check()) released.emplace();
   call();
 }
 

@@ -82,7 +82,7 @@ void bind_door(py::module_& module) {
            py::arg("credentials") = py::none())
       .def("next", &next, py::arg("timeout_s"))
       .def("waits", &Door::waits, py::arg("stream"))
-      .def("take", &take, py::arg("stream"), py::arg("pool"))
+      .def("take", &take, py::arg("stream"), py::arg("pool").none(false))
       .def("refuse", &Door::refuse, py::arg("stream"), py::arg("reason"))
       .def("ended", &ended)
       .def("hosts", &hosts)

@@ -20,22 +20,8 @@ namespace torchbeast::bindings {
 
 namespace py = pybind11;
 
-// Runs a call that may block or take long, without the GIL. It must not touch Python objects.
-template <typename Call>
-auto without_gil(const Call& call) {
-  const InsideCore inside;  // until the GIL is held again
-  const py::gil_scoped_release release;
-  return call();
-}
-
-// Raises pending signals such as Ctrl-C while the main thread waits inside the core.
-inline void raise_pending_signals() {
-  const py::gil_scoped_acquire acquire;
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-}
-
-// Makes a call that may wait for the GIL, in a thread that may outlive the interpreter because its
-// environment hangs.
+// Makes a call that may wait for the GIL, in a thread that may outlive the interpreter: a daemon
+// thread, or one whose environment hangs.
 //
 // Before 3.14, if a thread requests the GIL of a finalised interpreter, Python ends the thread by
 // unwinding its stack. Destructors would then use Python without the GIL, and gRPC's frames would
@@ -52,6 +38,34 @@ auto parked_at_exit(const Call& call) {
 #else  // other standard libraries unwind no stack
   return call();
 #endif
+}
+
+// Releases the GIL for a scope.
+class NoGil {
+ public:
+  NoGil() : state_(PyEval_SaveThread()) {}
+  ~NoGil() {
+    parked_at_exit([this] { PyEval_RestoreThread(state_); });
+  }
+  NoGil(const NoGil&) = delete;
+  NoGil& operator=(const NoGil&) = delete;
+
+ private:
+  PyThreadState* const state_;
+};
+
+// Runs a call that may block or take long, without the GIL. It must not touch Python objects.
+template <typename Call>
+auto without_gil(const Call& call) {
+  const InsideCore inside;  // until the GIL is held again
+  const NoGil released;
+  return call();
+}
+
+// Raises pending signals such as Ctrl-C while the main thread waits inside the core.
+inline void raise_pending_signals() {
+  const py::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
 // Holds the GIL for a scope, in a thread started by C++.

@@ -13,7 +13,7 @@ namespace torchbeast::bindings {
 // Calls env_class() and wraps what it returns:
 // * an object with `num_envs` is a vector environment: reset(seed), with a seed of 31 bits, gives
 //   leaves [E, ...], step(action) gives (observation, reward, terminated, truncated, episode_end,
-//   final_observation or None), and it restarts ended episodes itself; with info keywords a seventh
+//   final_observation or None), and it restarts ended episodes itself; with info keywords a last
 //   value follows, float32 [N, K] as in VectorStep.info of rpcenv.proto, or None if no game ended;
 // * anything else is one environment, Gymnasium's (reset(seed=...) -> (obs, info), five values
 //   from step) or legacy Gym's (reset() -> obs, step -> (obs, reward, done, *anything)), recognised

@@ -82,7 +82,8 @@ bool Call::is_done(const Operation& operation) {
 
 void Call::interrupt() {
   if (is_interrupted_.exchange(true)) return;
-  alarm_.Set(&events_, gpr_now(GPR_CLOCK_MONOTONIC), &waking_up_);
+  // At once: a timer would stand still after the system clock was set back.
+  alarm_.Set(&events_, gpr_inf_past(GPR_CLOCK_MONOTONIC), &waking_up_);
 }
 
 void Call::begin_end(const grpc::Status& status) {

@@ -856,6 +856,25 @@ class TestEnvironmentsThatFail:
                 pool.run(full)
             agent.result()
 
+    def test_what_the_last_report_raises_takes_the_place_of_no_failure(self, address: str) -> None:
+        queue, batcher = BatchingQueue(), DynamicBatcher(timeout_ms=10)
+        pool = ActorPool(4, queue, batcher, [address], ())
+
+        def report(text: str) -> None:
+            if "after failure 1 " not in text:
+                raise OSError("the disk is full")
+            wait_for(queue.is_closed)  # by the fifth failure
+
+        def answer() -> None:
+            for batch in batcher:
+                batch.set_outputs(zeros_agent(batch.get_inputs()))
+
+        with serving(RaisingLate, address):
+            agent = Background(answer)
+            with pytest.raises(RuntimeError, match="the joystick is gone"):
+                pool.run(report)
+            agent.result()
+
 
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -19,9 +19,10 @@ from typing import IO, Any
 import pytest
 from background import SOON
 from ports import free_port
-from served_envs import Counting
+from served_envs import Counting, Vector
 from serving import serving
 from set_clock import SetClock
+from test_door import hosting
 
 DAY = 86_400
 
@@ -58,6 +59,25 @@ with playing([sys.argv[1]], queue_size=1000) as game:
     print("waits", flush=True)
     wait_for(lambda: game.pool.live_streams() == 1)
     print("plays", flush=True)
+"""
+
+# Lets a host go whose environment takes too long.
+DOOR = """
+import sys
+from background import wait_for
+from serving import Game
+from libtorchbeast import Door
+door = Door(sys.argv[1], step_timeout_s=3.0)
+game = Game([])
+print("listens", flush=True)
+door.take(door.next(60)[0], game.pool)
+game.rollout()
+print("plays", flush=True)
+wait_for(door.ended)
+print("lets go", flush=True)
+game.close()
+door.close(run_has_ended=True)
+print("ended", flush=True)
 """
 
 
@@ -169,3 +189,27 @@ def test_a_stream_that_is_lost_meanwhile_comes_back(clock: SetClock) -> None:
         clock.jump(-DAY)
         with serving(Counting, at):
             learner.waits_for("plays")
+
+
+def test_a_host_that_takes_too_long_is_let_go(clock: SetClock, address: str) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Hanging(Vector):
+        steps = 0
+
+        def step(self, action: Any) -> Any:
+            self.steps += 1
+            if self.steps == 6:  # after the first rollout
+                inside.set()
+                go_on.wait(2 * SOON)
+            return super().step(action)
+
+    with running(DOOR, address, clock=clock) as learner:
+        learner.waits_for("listens")
+        with hosting(address, Hanging):
+            learner.waits_for("plays")
+            assert inside.wait(SOON)
+            clock.jump(-DAY)
+            learner.waits_for("lets go")
+            learner.waits_for("ended")
+            go_on.set()

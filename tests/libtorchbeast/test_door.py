@@ -238,6 +238,11 @@ def test_a_step_that_takes_too_long_ends_the_stream_only(address: str) -> None:
             game.rollout()
 
 
+def test_a_stream_is_not_given_to_nobody(address: str) -> None:
+    with door_at(address) as door, pytest.raises(TypeError):
+        door.take(0, None)  # type: ignore[arg-type]
+
+
 def test_a_stream_that_is_refused_hears_the_reason(address: str) -> None:
     with door_at(address) as door, hosting(address) as playing:
         door.refuse(waiting(door)[0], "it serves Catch")

@@ -82,6 +82,32 @@ game = serving.Game([])
 door.take(door.next(20)[0], game.pool)
 game.rollout()
 """,
+    "a thread asks a server for longer than Python lives": """
+import socket
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(ADDRESS.removeprefix("unix:"))
+listener.listen()
+go, ends = threading.Event(), []
+
+def ask():
+    go.wait()
+    libtorchbeast.describe(ADDRESS, 0.5)
+
+class Last:
+    def __del__(self, ends=ends, sleep=time.sleep):
+        while ends[0].recv(4096):  # until it asks no more
+            pass
+        sleep(0.5)  # it returns to Python
+
+def begin():
+    go.set()
+    ends.append(listener.accept()[0])
+    ends[0].sendall(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))  # a connection, but no answer
+
+threading.Thread(target=ask, daemon=True).start()
+sys.kept_by_the_interpreter = Last()
+at_the_end.append(begin)
+""",
     "an environment is in a step": """
 server = libtorchbeast.Server(served_envs.Waiting, ADDRESS)
 Background(server.run)

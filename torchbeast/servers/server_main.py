@@ -80,8 +80,8 @@ class ServerActivity:
 class ServedEnv:
     """The vector environment of one stream; it counts its steps.
 
-    With K info keywords, its steps have a seventh value for `libtorchbeast.Server`: the numbers of
-    the episodes that ended, float32 [N, K], or None.
+    With K info keywords, its steps have a last value for `libtorchbeast.Server`: the numbers of the
+    episodes that ended, float32 [N, K], or None.
     """
 
     def __init__(
