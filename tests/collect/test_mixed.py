@@ -282,7 +282,7 @@ def number_of(rollout: Rollout) -> int:
     return int(rollout.rollout_index[0, 0])
 
 
-def learn(run: Started, count: int) -> list[Rollout]:
+def learn(run: Started, count: int, may_end: bool = False) -> list[Rollout]:
     """Takes batches, remembers what the next walks must start with, and tells when it is done."""
     found = []
     for rollout in run.source.batches():
@@ -292,6 +292,7 @@ def learn(run: Started, count: int) -> list[Rollout]:
         run.events.append(("learnt", number_of(rollout)))
         if len(found) == count:
             return found
+    assert may_end, run.supervisor.failure
     return found
 
 
@@ -515,7 +516,7 @@ def test_a_network_without_memory_is_asked_for_no_state(started: Start) -> None:
 def test_closing_wakes_whoever_waits_for_a_batch(started: Start) -> None:
     with started() as run:
         run.online.held.clear()
-        waiting = [Background(learn, run, 100) for _ in range(2)]
+        waiting = [Background(learn, run, 100, True) for _ in range(2)]
         run.source.close()
         run.source.close()  # a second time is fine
         for waiter in waiting:
@@ -546,7 +547,7 @@ def test_a_batch_is_not_given_back_while_it_is_learnt(started: Start) -> None:
 def test_an_online_source_that_fails_ends_the_run_and_the_learner(started: Start) -> None:
     with started() as run:
         run.online.fails_at = 6
-        assert len(learn(run, 100)) == 6
+        assert len(learn(run, 100, may_end=True)) == 6
         wait_for(lambda: run.supervisor.ended)
         assert run.supervisor.join(SOON) == []
     assert "the line is cut" in str(run.supervisor.failure)
@@ -555,7 +556,7 @@ def test_an_online_source_that_fails_ends_the_run_and_the_learner(started: Start
 def test_a_rollout_that_cannot_be_stored_ends_the_run_with_the_reason(started: Start) -> None:
     with started() as run, pytest.MonkeyPatch.context() as patch:
         patch.setattr(run.replay, "insert", _refuse)
-        learn(run, 100)
+        learn(run, 100, may_end=True)
         wait_for(lambda: run.supervisor.ended)
     failure = run.supervisor.failure
     assert failure is not None and failure.origin == "replay"

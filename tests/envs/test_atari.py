@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -302,3 +303,8 @@ def _ends(env: AtariEnv, num_steps: int) -> list[VecStep]:
     rng = np.random.default_rng(0)
     steps = (env.step(rng.integers(env.action_space.n, size=1)) for _ in range(num_steps))
     return [step for step in steps if step.terminated[0]]
+
+
+def test_a_game_lasts_at_most_the_30_minutes_of_the_literature() -> None:
+    """Machado et al. 2018: 30 minutes of 60 frames a second."""
+    assert inspect.signature(AtariEnv).parameters["max_frames"].default == 30 * 60 * 60

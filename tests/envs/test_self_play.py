@@ -116,12 +116,15 @@ class Always(ActorCritic):
 class Remembers(Always):
     """Counts the steps of its games, and fails unless that is the number that it sees."""
 
+    calls: ClassVar[int] = 0
+
     def initial_state(self, batch_size: int) -> Any:
         return torch.zeros(1, batch_size, 1)
 
     def forward(self, inputs: Any, core_state: Any) -> ModelOutput:
         steps = torch.where(inputs.done[0, :, None], 0.0, core_state)
         np.testing.assert_array_equal(steps[0, :, 0], inputs.observation[0, :, 1])
+        Remembers.calls += 1
         return super().forward(inputs, steps + 1)
 
 
@@ -189,11 +192,13 @@ def test_a_version_remembers_from_the_first_row_of_its_games(
 ) -> None:
     monkeypatch.setattr(self_play, "_RANDOM", 0.0)
     monkeypatch.setattr(self_play, "_NEWEST", 1.0)
+    monkeypatch.setattr(Remembers, "calls", 0)
     env = SelfPlay(vec_env_of(TwoAgents, {}, 1, "TwoAgents"), 1, str(tmp_path))
     write_version(tmp_path, 100, env, "Remembers")
     env.reset(0)
     for _ in range(60):  # twelve games: the version is read again before the ninth
         env.step(np.array([0]))
+    assert Remembers.calls >= 50
 
 
 def test_a_version_of_another_agent_is_refused(tmp_path: Path) -> None:

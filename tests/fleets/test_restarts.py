@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 from background import Background, wait_for
@@ -101,14 +102,19 @@ def test_a_replacement_that_cannot_start_counts_as_a_death(
     assert str(office.supervisor.failure).endswith("The last one: the port is taken")
 
 
-def test_the_pause_after_failed_starts_that_are_slow_has_an_end() -> None:
-    """Five within ten minutes end the program, slower ones never do."""
-    policy, error = RestartPolicy(), UsageError("the file server is away")
+@pytest.mark.parametrize(("apart", "ends"), [(149.9, True), (150.0, False)])
+def test_five_deaths_within_ten_minutes_end_the_program_and_slower_ones_never_do(
+    apart: float, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(supervision, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    policy, found = RestartPolicy(), []
     policy.works()
-    for _ in range(20):
-        policy._times.clear()  # ten minutes have passed
-        assert policy.too_many(error) is None
-    assert policy.pause() == 90
+    for _ in range(5 if ends else 20):
+        found.append(policy.too_many(TAKEN) is not None)
+        now[0] += apart
+    assert found == ([False] * 4 + [True] if ends else [False] * 20)
+    assert policy.pause() == 90, "the pause has an end"
 
 
 def test_the_pause_after_failed_starts_grows_until_a_process_works() -> None:

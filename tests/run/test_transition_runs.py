@@ -18,7 +18,8 @@ from torchbeast.core.actors.contract import Agent
 from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.base.specs import ActorSpec
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
-from torchbeast.core.storages.replay.transition_replay import TransitionReplay
+from torchbeast.core.storages.replay.rollout_replay import ByPriority
+from torchbeast.core.storages.replay.transition_replay import Sampling, TransitionReplay
 from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.envs import EnvSpec
 from torchbeast.envs.env_process import outcome_of
@@ -28,7 +29,7 @@ from torchbeast.monobeast import main
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.run import checkpoint as checkpoints
 from torchbeast.run.assemble import LearnerConfig, assemble
-from torchbeast.run.replay import make_replay, transition_source
+from torchbeast.run.replay import by_priority, make_replay, mixed_source, transition_source
 
 BUFFERS = 1_000_000
 
@@ -49,6 +50,39 @@ def replay_of(size: int, *words: str, free: int | None = None) -> TransitionRepl
     made = settings, rollouts, 1, BUFFERS, free, outcome
     replay: TransitionReplay = make_replay(*made)
     return replay
+
+
+def test_single_steps_are_sampled_as_the_flags_say() -> None:
+    made = replay_of(1000, "--n_step", "3", "--priority_exponent", "0.6")
+    expected = Sampling(n_step=3, priority_exponent=0.6, hindsight=None, hindsight_share=0.0)
+    assert made._how == expected
+
+
+def test_rollouts_are_drawn_by_priority_in_windows_that_cover_every_row() -> None:
+    windows = ["--unroll_length", "40", "--burn_in", "30", "--priority_exponent", "0.7"]
+    assert by_priority(config("--algo", "r2d2", *windows)) == ByPriority(0.7, 10)
+    assert by_priority(config("--algo", "laser", "--replay_size", "1000")) is None
+
+
+def test_r2d2_joins_as_many_steps_as_its_flag_says() -> None:
+    made = assemble(config("--algo", "r2d2", "--n_step", "4"), agent, PublishedWeights)
+    algo: Any = made.optimiser_step.algo
+    assert algo.n_step == 4
+
+
+def test_the_weights_of_a_resumed_run_continue_with_its_steps() -> None:
+    words = ["--priority_exponent", "0.6", "--priority_beta", "0.7", "--total_steps", "1000"]
+    settings = config("--algo", "dqn", "--replay_size", "2000", *words)
+    how = transition_source(Mock(), replay_of(2000, *words), settings, 400)._schedule
+    assert (how.first_step, how.beta, how.total_steps) == (400, 0.7, 1000)
+    assert how.beta_at(0) == pytest.approx(0.7 + 0.3 * 0.4)
+
+
+def test_rollouts_are_mixed_as_the_flags_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchbeast.run.replay.MixedSource", lambda *_, **given: given)
+    words = ["--replay_size", "2000", "--learn_start", "300", "--priority_beta", "0.7"]
+    given: Any = mixed_source(Mock(), Mock(), config("--algo", "r2d2", *words), Mock(), 2)
+    assert (given["learn_start"], given["beta"]) == (300, 0.7)
 
 
 @pytest.mark.parametrize(("algo", "name"), [("dqn", "q-mlp"), ("sac", "sac-mlp")])

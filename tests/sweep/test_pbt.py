@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import math
+import random
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -207,6 +208,27 @@ def test_settings_move_by_a_tenth_of_their_range_or_a_place_in_their_list(
     values: list[str], value: str, up: str, down: str
 ) -> None:
     assert (moved(values, value, 1), moved(values, value, -1)) == (up, down)
+
+
+def test_the_worst_quarter_continues_from_the_best_quarter(tmp_path: Path) -> None:
+    agents = [agent(tmp_path, total_steps=100, learning_rate=f"0.00{n}") for n in range(1, 9)]
+    last = dict.fromkeys(range(8), 0.0)
+    run(Population(agents, VALUES, 2), [{number: float(number) for number in range(8)}, last])
+    parents = [int(row["parent"]) for row in record(tmp_path)[8:]]
+    assert set(parents[:2]) <= {6, 7} and parents[2:] == list(range(2, 8))
+
+
+def test_a_member_keeps_the_schedule_of_its_parent(tmp_path: Path) -> None:
+    for row in population(tmp_path).rows():
+        assert "--no_restart_schedules" in row.agent.words
+
+
+def test_a_quarter_of_the_changed_settings_is_drawn_anew(tmp_path: Path) -> None:
+    members, rng = population(tmp_path), random.Random(0)
+    near = {moved(VALUES["learning_rate"], "0.001", way) for way in (-1, 1)}
+    found = [members._explored({"learning_rate": "0.001"}, rng) for _ in range(1000)]
+    anew = sum(values["learning_rate"] not in near for values in found)
+    assert 190 < anew < 310  # 250, and four standard deviations
 
 
 def test_no_move_is_rounded_out_of_its_range() -> None:

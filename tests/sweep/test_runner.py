@@ -216,3 +216,17 @@ def test_a_process_that_the_system_cannot_start_ends_the_sweep_in_order(
     runner(2).run(rows, supervisor, lambda: None)
     assert "Too many open files" in str(supervisor.failure)
     assert states(rows) == ["stopped", "waiting"] and FakeChild.made[0].asked
+
+
+@pytest.mark.parametrize(("state", "code"), [("failed", 1), ("stopped", 0)])
+def test_a_sweep_with_a_failed_agent_ends_with_exit_code_1(
+    state: Any, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(rows: list[AgentRow], *_: Any) -> None:
+        for row in rows:
+            row.state = "stopped"
+        rows[-1].state = state
+
+    monkeypatch.setattr(main, "_train", train)
+    words = ["--set", "seed=1,2", "--preset", "catch", "--savedir", str(tmp_path), "--name", "s"]
+    assert main.sweep(words).exit_code == code

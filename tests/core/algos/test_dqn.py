@@ -164,3 +164,7 @@ def test_networks_and_spaces_that_do_not_fit_are_sentences() -> None:
         DQN(MLPNet(spec, Discrete(2), False), DQNConfig())
     with pytest.raises(ValueError, match="QNet needs a Discrete action space, got Box"):
         make_model(ActorSpec("q-mlp"), spec, Box(-1.0, 1.0, (2,)))
+
+
+def test_a_ladder_of_epsilons_is_used_when_asked_for() -> None:
+    assert made().mode == "explore" and made(epsilon_ladder=True).mode == "ladder"

@@ -19,6 +19,7 @@ from torchbeast.core.actors.registry import make_model
 from torchbeast.core.algos.config import IMPALAConfig
 from torchbeast.core.algos.impala import IMPALA
 from torchbeast.core.algos.laser import LASER
+from torchbeast.core.algos.popart import PopArt
 from torchbeast.core.algos.ppo import PPO
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.base.nest import map_leaves
@@ -79,6 +80,26 @@ def values_of(step: OptimiserStep[Any], rollout: Rollout) -> Tensor:
 
 MEAN = torch.tensor([0.5, -300.0, 2e3], dtype=torch.float64)
 DEVIATION = torch.tensor([0.1, 1000.0, 30.0], dtype=torch.float64)
+
+
+def test_the_first_minibatches_count_as_if_one_of_mean_0_and_deviation_1_had_come_before() -> None:
+    scale, targets = PopArt(network(1), rate=1e-6), [4.0, -2.0, 7.0]
+    for count, target in enumerate(targets, 1):
+        normal = (target - scale.mean.item()) / scale.deviation.item()
+        scale.adapt({"popart_target_0": normal, "popart_square_0": normal**2})
+        mean = sum(targets[:count]) / (count + 1)
+        square = (1 + sum(each * each for each in targets[:count])) / (count + 1)
+        assert scale.mean.item() == pytest.approx(mean)
+        assert scale.deviation.item() == pytest.approx((square - mean**2) ** 0.5)
+
+
+def test_the_deviation_has_a_smallest_and_a_largest_value() -> None:
+    scale = PopArt(network(1), rate=0.5)
+    for _ in range(60):
+        scale.adapt({"popart_target_0": 0.0, "popart_square_0": 0.0})
+    assert scale.deviation.item() == pytest.approx(1e-4)
+    scale.adapt({"popart_target_0": 0.0, "popart_square_0": 1e30})
+    assert scale.deviation.item() == pytest.approx(1e6)
 
 
 def test_no_value_changes_when_the_statistics_move(make_rollout: Make) -> None:

@@ -127,6 +127,7 @@ def test_targets_stay_those_of_the_weights_before_the_batch(batch: Rollout) -> N
         seen.append(minibatch.extras["value_targets"][1:].sort(-1).values)
         with torch.no_grad():
             algo.actor.values += 1.0
+    assert len(seen) == 3
     for targets in seen:
         torch.testing.assert_close(
             targets.flatten().sort().values, before[1:].flatten().sort().values

@@ -295,3 +295,7 @@ def test_without_weights_all_steps_count_alike(batch: Rollout) -> None:
     )
     losses = [algo.losses(algo.prepare(b)).terms["value_loss"] for b in (even, without)]
     torch.testing.assert_close(*losses)
+
+
+def test_each_environment_keeps_an_epsilon_of_its_own_unless_that_is_off() -> None:
+    assert made().mode == "ladder" and made(epsilon_ladder=False).mode == "explore"

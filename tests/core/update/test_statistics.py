@@ -19,13 +19,19 @@ from torch import Tensor
 
 from torchbeast.collect.weights import PublishedWeights, SharedWeights
 from torchbeast.core.actors.networks import MLPNet
-from torchbeast.core.actors.registry import make_agent
+from torchbeast.core.actors.registry import make_agent, make_model
+from torchbeast.core.actors.running_norm import RunningNorm
 from torchbeast.core.algos.base import Losses
+from torchbeast.core.algos.config import DQNConfig, SACConfig, StepConfig, TD3Config
+from torchbeast.core.algos.dqn import DQN
 from torchbeast.core.algos.impala import IMPALA
+from torchbeast.core.algos.sac import SAC
+from torchbeast.core.algos.td3 import TD3
 from torchbeast.core.base.specs import ActorSpec
-from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
 from torchbeast.core.envs.sync_vec_env import SyncVecEnv
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.transition import Transitions
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.run.episodes import play
 
@@ -68,6 +74,54 @@ def test_every_row_is_counted_once(make_wide: Make) -> None:
     assert found["scale.count"] == 3 * T * B == len(rows)
     np.testing.assert_allclose(found["scale.mean"], rows.mean(0), rtol=1e-6)
     np.testing.assert_allclose(found["scale.variance"], rows.var(0), rtol=1e-6)
+
+
+def test_a_value_network_of_its_own_has_the_same_statistics(make_wide: Make) -> None:
+    model = MLPNet(UNBOUNDED, Discrete(ACTIONS), False, shared_body=False)
+    learner(model).update(make_wide())
+    buffers = dict(model.named_buffers())
+    counts = [int(value) for name, value in buffers.items() if name.endswith("scale.count")]
+    means = [value for name, value in buffers.items() if name.endswith("scale.mean")]
+    assert counts == [T * B] * 2
+    torch.testing.assert_close(*means)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "model", "actions", "count"),
+    [
+        (DQN, DQNConfig(target_period=1, reward_clipping="none"), "q-mlp", Discrete(ACTIONS), 2),
+        (SAC, SACConfig(reward_clipping="none"), "sac-mlp", Box(-1.0, 1.0, (2,)), 5),
+        (
+            TD3,
+            TD3Config(policy_period=1, reward_clipping="none"),
+            "td3-mlp",
+            Box(-1.0, 1.0, (2,)),
+            6,
+        ),
+    ],
+)
+def test_critics_and_target_networks_have_the_statistics_of_what_was_sampled(
+    kind: Any, config: Any, model: str, actions: Any, count: int
+) -> None:
+    actor = make_model(ActorSpec(model), UNBOUNDED, actions)
+    step = OptimiserStep(kind(actor, config), StepConfig(), total_steps=100)
+    seen = torch.randn(32, 4) * SCALES + 5
+    step.update(
+        Transitions(
+            observation=seen,
+            action=actor.distribution.zero_action((1, 32))[0],
+            reward=torch.ones(32),
+            terminated=torch.zeros(32, dtype=torch.bool),
+            next_observation=seen + 1,
+            env_steps=32,
+        )
+    )
+    models = torch.nn.ModuleDict(step.algo.models).modules()
+    norms = [module for module in models if isinstance(module, RunningNorm)]
+    assert len(norms) == count
+    for norm in norms:
+        assert norm.count == 32
+        np.testing.assert_allclose(norm.mean, seen.double().mean(0), rtol=1e-6)
 
 
 def test_a_batch_counts_before_it_is_learnt_from(make_wide: Make) -> None:
