@@ -20,23 +20,13 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from torchbeast import compare
+from torchbeast import compare, errors
 from torchbeast.cli.command_line import parse, parse_known
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.resuming import given
 from torchbeast.core.algos.registry import spelt
 from torchbeast.core.base.checks import Settings, at_least, counted, did_you_mean, require, setting
 from torchbeast.envs.env_process import spaces_of
-from torchbeast.errors import (
-    EXIT_DONE,
-    EXIT_FAILURE,
-    RunError,
-    UsageError,
-    exit_code_of,
-    expanded,
-    in_one_line,
-    refusing_paths,
-)
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.sweep.__main__ import Swept, sweep
 from torchbeast.sweep.config import SweepConfig
@@ -70,7 +60,7 @@ class Suite:
         """
         presets = self.presets.get(algo, ()) if preset is None else (preset,)
         if not presets:
-            raise UsageError(
+            raise errors.UsageError(
                 f"the suite has no settings for {algo}, only for {', '.join(self.presets)}: use "
                 "--preset"
             )
@@ -127,19 +117,19 @@ def suite(name: str) -> Suite:
         return known
     if not name.endswith(".json"):
         names = ", ".join(SUITES)
-        raise UsageError(
+        raise errors.UsageError(
             f"no suite {name!r}: use {ZOO}, {names}, or a .json file{did_you_mean(name, SUITES)}"
         )
     try:
-        with refusing_paths("use a file that can be read"):
-            read = json.loads(Path(expanded(name)).read_text(encoding="utf-8"))
+        with errors.refusing_paths("use a file that can be read"):
+            read = json.loads(Path(errors.expanded(name)).read_text(encoding="utf-8"))
         envs = read.get("envs", [])
         if any(isinstance(names, str) for names in (envs, *read["presets"].values())):
             raise ValueError("a name in place of a list")
         presets = {spelt(algo): tuple(each) for algo, each in read["presets"].items()}
         return Suite(presets=presets, envs=tuple(envs))
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UsageError(
+        raise errors.UsageError(
             f'{name} must contain {{"envs": ["A", "B"], "presets": {{"ppo": ["cartpole-ppo"]}}}}'
         ) from None
 
@@ -190,14 +180,14 @@ class SuiteFlags(Settings):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns 0 when done or stopped, 1 if a run failed, 2 on wrong usage."""
-    return exit_code_of(PROGRAM, lambda: run(argv))
+    return errors.exit_code_of(PROGRAM, lambda: run(argv))
 
 
 def run(argv: Sequence[str] | None) -> int:
     """Trains the runs, and reports their scores; returns the exit code."""
     flags, words = parse_known(SuiteFlags, PROGRAM, argv)
     if given(words, "--set") is not None:
-        raise UsageError(
+        raise errors.UsageError(
             "a suite varies only tasks and seeds: use flags without --set, or the program sweep"
         )
     if flags.algo is None or flags.suite == ZOO:
@@ -216,7 +206,7 @@ def _report(rows: Sequence[AgentRow], folder: Path) -> None:
     try:
         compare.run(compare.CompareFlags(runs=(str(folder),), output=tuple(output)))
         print(f"Results: {', '.join(map(str, output))}")
-    except UsageError as error:  # for example before all runs have been extended
+    except errors.UsageError as error:  # for example before all runs have been extended
         print(f"No comparison: {error}.")
 
 
@@ -228,7 +218,7 @@ def train_zoo(flags: SuiteFlags, words: Sequence[str]) -> int:
     Returns:
         The exit code: 1 if a run has failed or a preset was skipped.
     """
-    lines, code = {}, EXIT_DONE
+    lines, code = {}, errors.EXIT_DONE
     for name in _chosen(flags):
         try:
             swept = _train(name, flags, words)
@@ -236,8 +226,8 @@ def train_zoo(flags: SuiteFlags, words: Sequence[str]) -> int:
             code = max(code, swept.exit_code)
             if swept.is_interrupted:
                 break
-        except (UsageError, RunError) as error:
-            lines[name], code = f"skipped: {in_one_line(str(error))}", EXIT_FAILURE
+        except (errors.UsageError, errors.RunError) as error:
+            lines[name], code = f"skipped: {errors.in_one_line(str(error))}", errors.EXIT_FAILURE
     print(*(f"{name}: {line}" for name, line in lines.items()), sep="\n")
     return code
 
@@ -252,7 +242,9 @@ def _chosen(flags: SuiteFlags) -> list[str]:
         if any(fnmatch(name, pattern) for pattern in patterns)
     ]
     if not chosen:
-        raise UsageError("the zoo has no such preset: see --preset help of a program that trains")
+        raise errors.UsageError(
+            "the zoo has no such preset: see --preset help of a program that trains"
+        )
     return chosen
 
 
@@ -260,7 +252,7 @@ def _train(name: str, flags: SuiteFlags, words: Sequence[str]) -> Swept:
     """Trains a preset, or continues; raises UsageError if its environment cannot be made."""
     preset = PRESETS[name]
     folder = Path(given(words, "--savedir") or SweepConfig.savedir) / (flags.name or ZOO)
-    if not (expanded(folder) / name).exists():
+    if not (errors.expanded(folder) / name).exists():
         spec = parse(MonoBeastFlags, "monobeast", ["--preset", name]).environment.spec
         spaces_of(spec, lambda: None)
     seeds = flags.seed_values(preset.seeds, _HELD_OUT)

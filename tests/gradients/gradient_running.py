@@ -343,7 +343,7 @@ def running(
 ) -> Iterator[tuple[GradientWorkers, Any]]:
     """Gradient workers: of a fleet; without one in threads, or in processes, which ranks need."""
     settings = GradientConfig(**{"num_workers": 2} | config)
-    in_processes = in_processes or settings.is_decentralised
+    in_processes = in_processes or settings.update_execution == "decentralised"
     own: Any = LocalFleet(WORKER, environment_of_share(1)) if in_processes else ThreadFleet()
     with (
         fleet or own as fleet,

@@ -261,7 +261,7 @@ def test_parts_of_a_named_architecture_can_be_replaced() -> None:
 def test_an_update_may_be_spelt_as_in_american_english() -> None:
     scheme = scheme_of(grad_remote_workers=2, update_execution="decentralized")
     assert scheme.update_execution == "decentralised" and scheme.gradients is not None
-    assert scheme.gradients.is_decentralised
+    assert scheme.gradients.update_execution == "decentralised"
 
 
 def test_the_name_of_an_architecture_may_be_typed_in_any_case() -> None:

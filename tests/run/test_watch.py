@@ -127,7 +127,7 @@ def test_the_bottleneck_is_named_at_the_end_of_runs_of_20_seconds_and_updates(
 
     monkeypatch.setattr(RunDisplay, "_show", lambda *shown: None if shown[4:] else show())
     monkeypatch.setattr(
-        "torchbeast.run.watch.diagnose",
+        "torchbeast.reporting.diagnosis.diagnose",
         lambda shares, *_: Diagnosis("learner", f"busy {shares.learning:.2f}"),
     )
     monkeypatch.setattr("torchbeast.run.watch._SHOW_EVERY_S", 0.01)
@@ -145,7 +145,7 @@ def test_nothing_is_advised_to_a_run_that_has_no_stream_left(
     monkeypatch: pytest.MonkeyPatch, live: int
 ) -> None:
     advice, display = Diagnosis("environment", "more servers help"), Mock()
-    monkeypatch.setattr("torchbeast.run.watch.diagnose", lambda *_: advice)
+    monkeypatch.setattr("torchbeast.reporting.diagnosis.diagnose", lambda *_: advice)
     training = Mock(
         updates=1,
         source=Mock(lost_streams=list),
@@ -162,7 +162,7 @@ def test_nothing_is_advised_to_a_run_that_has_no_stream_left(
 def test_the_age_of_replayed_steps_is_no_policy_lag_to_reduce(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("torchbeast.run.watch.diagnose", lambda *arguments: arguments[2])
+    monkeypatch.setattr("torchbeast.reporting.diagnosis.diagnose", lambda *arguments: arguments[2])
     training, lags = Mock(rows=Mock(newest={"mean_lag": 14.0})), []
     for is_replay in (False, True):
         learner = Mock(trains_on_any_age=is_replay)

@@ -9,21 +9,14 @@ from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.core.base.checks import require
 from torchbeast.envs.spec import EnvConfig
 from torchbeast.reporting.prometheus import MetricsConfig
-from torchbeast.servers.config import (
-    FleetConfig,
-    PipelineConfig,
-    SecurityConfig,
-    ServedEnvConfig,
-    ServedFleetConfig,
-    ServersConfig,
-)
+from torchbeast.servers import config
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedLearnerFlags(LearnerFlags):
     """The groups of flags of a learner with environment servers."""
 
-    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    pipeline: config.PipelineConfig = field(default_factory=config.PipelineConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,16 +29,16 @@ class PolyBeastFlags(ServedLearnerFlags):
     """Trains an agent with environment servers on this machine."""
 
     environment: EnvConfig = field(default_factory=EnvConfig)
-    fleet: FleetConfig = field(default_factory=FleetConfig)
+    fleet: config.FleetConfig = field(default_factory=config.FleetConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolyBeastLearnerFlags(ServedLearnerFlags):
     """Trains an agent with environment servers that are already running (polybeast_env)."""
 
-    environment: ServedEnvConfig = field(default_factory=ServedEnvConfig)
-    fleet: ServedFleetConfig = field(default_factory=ServedFleetConfig)
-    security: SecurityConfig = field(default_factory=SecurityConfig)
+    environment: config.ServedEnvConfig = field(default_factory=config.ServedEnvConfig)
+    fleet: config.ServedFleetConfig = field(default_factory=config.ServedFleetConfig)
+    security: config.SecurityConfig = field(default_factory=config.SecurityConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,7 +52,7 @@ class PolyBeastLearnerFlags(ServedLearnerFlags):
         )
 
     @property
-    def protection(self) -> SecurityConfig | None:
+    def protection(self) -> config.SecurityConfig | None:
         """Protection of connections to other machines; None: there are no such connections."""
         if self.fleet.listen is not None:
             return self.security.listening()
@@ -74,8 +67,8 @@ class PolyBeastEnvFlags:
     """Serves environments to a learner (polybeast_learner) until Ctrl-C."""
 
     environment: EnvConfig = field(default_factory=EnvConfig)
-    servers: ServersConfig = field(default_factory=ServersConfig)
-    security: SecurityConfig = field(default_factory=SecurityConfig)
+    servers: config.ServersConfig = field(default_factory=config.ServersConfig)
+    security: config.SecurityConfig = field(default_factory=config.SecurityConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
@@ -86,7 +79,7 @@ class PolyBeastEnvFlags:
         )
 
     @property
-    def protection(self) -> SecurityConfig | None:
+    def protection(self) -> config.SecurityConfig | None:
         """Protection of connections to other machines; None: there are no such connections."""
         if self.servers.listen is not None:
             return self.security.listening()

@@ -360,10 +360,6 @@ class Schedule:
     first_step: int = 0  # env steps of earlier parts of the run
     beta: float | None = None  # initial beta of importance weights; None: uniform sampling
 
-    def updates_after(self, steps: int) -> int:
-        """Returns the total number of updates that are due `steps` steps after learn_start."""
-        return math.floor(max(0, steps) * self.updates_per_step + 1e-9)
-
     def beta_at(self, collected: int) -> float:
         """Returns the importance-sampling exponent beta after `collected` steps of this part of the
         run. It grows linearly to 1 (Schaul et al. 2016, section 3.4).
@@ -448,7 +444,8 @@ class TransitionSource(WithReplay):
 
     def _due(self) -> Iterator[Transitions]:
         """Samples the batches that are due, until the source is closed."""
-        due = self._schedule.updates_after(self._total - self._waits)
+        learnt_from = max(0, self._total - self._waits)  # steps after learn_start
+        due = math.floor(learnt_from * self._schedule.updates_per_step + 1e-9)
         while self._prepared < due and not self._closed:
             batch = self._prepare()
             self._prepared += 1

@@ -52,14 +52,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from torchbeast.collect.replay import (
-    Arrays,
-    JoinRequest,
-    Priorities,
-    ReplayClosed,
-    ReplayedColumns,
-    ReplayStats,
-)
+from torchbeast.collect import replay
 from torchbeast.core.base.checks import require
 from torchbeast.core.base.nest import map_leaves, map_leaves2
 from torchbeast.core.envs.spaces import num_bytes
@@ -96,12 +89,12 @@ class SharedReplay:
         """Makes a replay without memory. The first agent that joins determines its capacity."""
         self._lock = threading.RLock()
         self._replay: RolloutReplay  # made for the first agent
-        self._first: JoinRequest | None = None
+        self._first: replay.JoinRequest | None = None
         self._numbers: dict[str, int] = {}  # of agents, by name
         self._joined = itertools.count()
-        self._windows: dict[Ticket, Arrays] = {}  # of the agents that have joined
+        self._windows: dict[Ticket, replay.Arrays] = {}  # of the agents that have joined
 
-    def join(self, joining: JoinRequest) -> tuple[Ticket, ReplayStats]:
+    def join(self, joining: replay.JoinRequest) -> tuple[Ticket, replay.ReplayStats]:
         """Adds an agent, which replaces an earlier agent with the same name.
 
         The ticket is valid until the agent is replaced or leaves.
@@ -128,7 +121,7 @@ class SharedReplay:
             if ticket in self._windows:
                 self._forget(ticket)
 
-    def insert(self, ticket: Ticket, arrays: Arrays) -> ReplayStats:
+    def insert(self, ticket: Ticket, arrays: replay.Arrays) -> replay.ReplayStats:
         """Stores all columns of a batch; raises ValueError if this replay cannot store them.
 
         arrays: the fields of JoinRequest.batch, and final_observation.
@@ -140,7 +133,7 @@ class SharedReplay:
 
     def fill(
         self, ticket: Ticket, first_walk: int | None
-    ) -> tuple[ReplayedColumns | None, Arrays, ReplayStats]:
+    ) -> tuple[replay.ReplayedColumns | None, replay.Arrays, replay.ReplayStats]:
         """Reads windows, see Replay.fill; returns (columns, windows [T+1, S, ...], stats), or
         (None, {}, stats).
         """
@@ -151,7 +144,7 @@ class SharedReplay:
             filled = self._replay.fill(windows, columns, first_walk, ticket.agent)
             return filled, {} if filled is None else windows, self.stats()
 
-    def stats(self) -> ReplayStats:
+    def stats(self) -> replay.ReplayStats:
         """Returns metrics for logs and for the agents."""
         with self._lock:
             return self._replay.stats()
@@ -166,7 +159,7 @@ class SharedReplay:
         self._replay.new_source(ticket.agent)
         self._replay.forget_walks(ticket.agent)
 
-    def _made_for(self, joining: JoinRequest) -> RolloutReplay:
+    def _made_for(self, joining: replay.JoinRequest) -> RolloutReplay:
         fields = joining.batch(1)
         batches = (joining.columns + joining.spare_columns) * num_bytes(fields)
         each = bytes_per_transition(fields, joining.frame_stack)
@@ -183,9 +176,9 @@ class SharingAgent(ABC):
     There is a subclass for each transport.
     """
 
-    _stats: ReplayStats
+    _stats: replay.ReplayStats
 
-    def __init__(self, address: str, joining: JoinRequest) -> None:
+    def __init__(self, address: str, joining: replay.JoinRequest) -> None:
         self._address = address
         self._fields = *joining.batch(1), "final_observation"
 
@@ -201,11 +194,11 @@ class SharingAgent(ABC):
             "--replay_service, or without one"
         )
 
-    def stats(self) -> ReplayStats:
+    def stats(self) -> replay.ReplayStats:
         """Returns metrics of the replay, over all agents, when it was last used."""
         return self._stats
 
-    def insert(self, arrays: Arrays, *, priorities: Priorities | None = None) -> None:
+    def insert(self, arrays: replay.Arrays, *, priorities: replay.Priorities | None = None) -> None:
         """Stores a batch; see Replay. priorities: None, because nobody shares a replay that samples
         by them.
         """
@@ -213,10 +206,10 @@ class SharingAgent(ABC):
         self._stats = self._ask("insert", map_leaves(np.ascontiguousarray, stored))
 
     def fill(
-        self, arrays: Arrays, columns: slice, first_walk: int | None
-    ) -> ReplayedColumns | None:
+        self, arrays: replay.Arrays, columns: slice, first_walk: int | None
+    ) -> replay.ReplayedColumns | None:
         """Writes windows into columns; see Replay."""
-        filled: ReplayedColumns | None
+        filled: replay.ReplayedColumns | None
         filled, batch, self._stats = self._ask("fill", first_walk)
         for name, nest in batch.items():
             map_leaves2(lambda to, leaf: np.copyto(to[:, columns], leaf), arrays[name], nest)
@@ -266,7 +259,7 @@ class Service:
         except Exception:
             _log.exception("an agent was disconnected")
 
-    def _serve_agent(self, connection: Connection[Any, Any], joining: JoinRequest) -> None:
+    def _serve_agent(self, connection: Connection[Any, Any], joining: replay.JoinRequest) -> None:
         try:
             ticket, stats = self.replay.join(joining)
         except (ValueError, MemoryError) as error:
@@ -303,7 +296,7 @@ class SharedReplayClient(SharingAgent):
     One thread makes all calls except `close`. If the service has ended, calls make the run fail.
     """
 
-    def __init__(self, address: str, joining: JoinRequest) -> None:
+    def __init__(self, address: str, joining: replay.JoinRequest) -> None:
         """Joins the replay that serves at the path of a socket.
 
         Raises UsageError if no replay serves there, or if it refuses this agent.
@@ -313,7 +306,7 @@ class SharedReplayClient(SharingAgent):
         try:
             self._connection = Client(address, "AF_UNIX", authkey=_key(address))
             self._connection.send(joining)
-            answer: ReplayStats | ValueError = self._connection.recv()
+            answer: replay.ReplayStats | ValueError = self._connection.recv()
             if isinstance(answer, ValueError):
                 raise answer
             self._stats = answer
@@ -340,7 +333,7 @@ class SharedReplayClient(SharingAgent):
             answer = self._connection.recv()
         except (OSError, EOFError) as error:
             if self._closed.is_set():
-                raise ReplayClosed from None
+                raise replay.ReplayClosed from None
             raise self._ended() from error
         if isinstance(answer, Exception):
             raise answer

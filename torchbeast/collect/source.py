@@ -39,16 +39,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from torchbeast.collect import rollout_buffers as buffers
 from torchbeast.collect.config import BufferedActorsConfig, split_evenly
 from torchbeast.collect.contract import ACTOR_STAGES, CollectionPlan, LearnerInfo, LostStream
 from torchbeast.collect.dispatch import Dispatcher, Event, FixedLag, Free, OnDemand
-from torchbeast.collect.rollout_buffers import (
-    Collector,
-    SharedRollouts,
-    Written,
-    batch_buffers,
-    slot_bytes,
-)
 from torchbeast.collect.weights import SharedWeights, address_of, ring_size
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
@@ -111,16 +105,16 @@ class FleetSource:
         elif plan.fixed_lag is not None:
             self._pacing = FixedLag(*in_turn, plan.fixed_lag)
         self._dispatcher = Dispatcher(fleet.shares_memory, self._poll)
-        self._played: queue.Queue[tuple[int, Written] | None] = queue.Queue()
+        self._played: queue.Queue[tuple[int, buffers.Written] | None] = queue.Queue()
         self._stored: tuple[int, Any] | None = None  # version of the weights, reference
         self._options: Mapping[str, Any] | None = None  # for the resets of environments
         self._is_told = threading.Event()  # set: the dispatcher knows that there are newer weights
         self._restarts = Restarts(_log)
         # One is in preparation.
         num_batches = 1 + learner.batches_at_once + actors.batches_ahead(self._batch_size)
-        self._collector = Collector(batch_buffers(learner, num_batches))
+        self._collector = buffers.Collector(buffers.batch_buffers(learner, num_batches))
         self.num_slots = actors.slots_per_process()
-        slots = self.num_slots * slot_bytes(learner.rollouts, num_envs)
+        slots = self.num_slots * buffers.slot_bytes(learner.rollouts, num_envs)
         self.num_bytes = self._collector.num_bytes + slots + self._weights.num_bytes
         counts = split_evenly(num_envs, num_workers)
         first_envs = itertools.accumulate(counts, initial=0)
@@ -129,11 +123,11 @@ class FleetSource:
             for index, (count, first) in enumerate(zip(counts, first_envs, strict=False))
         ]
 
-    def new_slots(self, num_envs: int) -> SharedRollouts | None:
+    def new_slots(self, num_envs: int) -> buffers.SharedRollouts | None:
         """Returns the slots of a worker, in shared memory; None: it returns arrays instead."""
         if not self._fleet.shares_memory:
             return None
-        return SharedRollouts(self._learner.rollouts, num_envs, self.num_slots)
+        return buffers.SharedRollouts(self._learner.rollouts, num_envs, self.num_slots)
 
     def start(self, supervisor: Supervisor) -> None:
         """Requests workers from the fleet, and starts the threads that collect from them."""
@@ -305,7 +299,7 @@ class FleetSource:
         for slot, arrays in actor.in_order(rollout, played.arrays):
             free = functools.partial(self._free, actor, slot)
             release = functools.partial(self._dispatcher.do, free)
-            self._played.put((actor.index, Written(arrays, actor.num_envs, release)))
+            self._played.put((actor.index, buffers.Written(arrays, actor.num_envs, release)))
 
     def _free(self, actor: _Actor, slot: int) -> None:
         """Grants the slot again, after its rollout was copied into a batch."""

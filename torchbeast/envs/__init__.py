@@ -24,16 +24,10 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 from torchbeast.core.base.specs import check_takes
+from torchbeast.core.envs import vec_env
 from torchbeast.core.envs.selection import leaf_keys
 from torchbeast.core.envs.sync_vec_env import SyncVecEnv, accepts
 from torchbeast.core.envs.tasks import TasksEnv
-from torchbeast.core.envs.vec_env import (
-    SelectedVecEnv,
-    VecEnv,
-    VecEnvFactory,
-    check_gives_info,
-    vec_env_of,
-)
 from torchbeast.envs.spec import BUILT_IN, EnvError, EnvOptions, EnvSpec, is_atari, need
 from torchbeast.errors import UsageError, running_users_code
 
@@ -54,7 +48,7 @@ __all__ = [
 
 def make(
     env: EnvSpec | str, num_envs: int = 1, *, num_threads: int = 1, render: bool = False
-) -> VecEnv:
+) -> vec_env.VecEnv:
     """Makes environments that are stepped together.
 
     Args:
@@ -83,9 +77,9 @@ def make(
         if spec.options.selfplay:
             return _self_play(spec, num_envs)
         made = _make(spec, num_envs, num_threads, render)
-        check_gives_info(made, spec.options.info_keywords)
+        vec_env.check_gives_info(made, spec.options.info_keywords)
         kept_already = isinstance(made, SyncVecEnv) and made.observation_keys == keys
-        return SelectedVecEnv(made, keys) if keys and not kept_already else made
+        return vec_env.SelectedVecEnv(made, keys) if keys and not kept_already else made
     except UsageError as error:
         raise EnvError(str(error)) from error.__cause__
 
@@ -96,7 +90,7 @@ def make_vec(
     *,
     info_keywords: Sequence[str] = (),
     **kwargs: Any,
-) -> VecEnvFactory:
+) -> vec_env.VecEnvFactory:
     """Describes environments for a Scheme, in one call of VecEnv.create_factory.
 
     It makes one environment to find the spaces, and closes it.
@@ -140,14 +134,14 @@ def make_vec(
         if (count := len(spec.tasks)) > 1:
             make(spec.with_shares().dealt(0, count), count).close()  # which compares the tasks
         env_fn, env_kwargs = make, {"env": spec}
-    return VecEnv.create_factory(
+    return vec_env.VecEnv.create_factory(
         env_fn=env_fn, env_kwargs=env_kwargs, vec_env_size=num_envs, info_keywords=info_keywords
     )[0]
 
 
 def _make_tasks(
     spec: EnvSpec, tasks: Sequence[EnvSpec], num_envs: int, num_threads: int, render: bool
-) -> VecEnv:
+) -> vec_env.VecEnv:
     """Makes environments of several tasks. MinAtar's have as many channels as the game that has
     most.
     """
@@ -167,7 +161,7 @@ def _make_tasks(
     return made
 
 
-def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEnv:
+def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> vec_env.VecEnv:
     name = spec.name
     if num_envs < 1:
         raise EnvError(f"{name}: at least one environment is needed, got num_envs={num_envs}")
@@ -187,7 +181,7 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
     if name.startswith(registered.PETTING_ZOO):
         return registered.make_of_petting_zoo(spec, num_envs)
     if name in BUILT_IN:
-        built_in: Callable[..., VecEnv] = getattr(toy, name)
+        built_in: Callable[..., vec_env.VecEnv] = getattr(toy, name)
         check_takes(built_in, spec.kwargs, name, ours=("num_envs",))
         return built_in(num_envs, **spec.kwargs)
     if spec.is_factory:
@@ -197,7 +191,7 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
     return registered.make_of_gymnasium(spec, num_envs, render)
 
 
-def _self_play(spec: EnvSpec, num_envs: int) -> VecEnv:
+def _self_play(spec: EnvSpec, num_envs: int) -> vec_env.VecEnv:
     from torchbeast.core.actors.self_play import SelfPlay  # imports torch
 
     games, keys = _make(spec, 1, 1, False), spec.options.observation_keys
@@ -206,7 +200,7 @@ def _self_play(spec: EnvSpec, num_envs: int) -> VecEnv:
     return SelfPlay(games, num_envs, spec.options.selfplay or "")
 
 
-def _make_by_factory(spec: EnvSpec, num_envs: int) -> VecEnv:
+def _make_by_factory(spec: EnvSpec, num_envs: int) -> vec_env.VecEnv:
     """Makes num_envs environments of the user's factory; raises UsageError."""
     factory = spec.load()
     ours = ("num_envs",) if accepts(factory, "num_envs") else ()
@@ -221,10 +215,10 @@ def _make_by_factory(spec: EnvSpec, num_envs: int) -> VecEnv:
         from torchbeast.envs.masks import masked_from_info
 
         factory = masked_from_info(factory)
-    return vec_env_of(factory, spec.kwargs, num_envs, spec.name, keys)
+    return vec_env.vec_env_of(factory, spec.kwargs, num_envs, spec.name, keys)
 
 
-def make_environment(env: EnvSpec, num_envs: int, render: bool = False) -> VecEnv:
+def make_environment(env: EnvSpec, num_envs: int, render: bool = False) -> vec_env.VecEnv:
     """Makes num_envs environments in a child process, with errors that a user can read.
 
     Raises UsageError for a wrong name or argument, and RunError when the environment's own code
@@ -241,7 +235,7 @@ def make_environment(env: EnvSpec, num_envs: int, render: bool = False) -> VecEn
 # same environments.
 
 
-def make_atari_train_env(num_envs: int, env_id: str, **options: Any) -> VecEnv:
+def make_atari_train_env(num_envs: int, env_id: str, **options: Any) -> vec_env.VecEnv:
     """Makes Atari games.
 
     Args:
@@ -258,7 +252,7 @@ def make_atari_train_env(num_envs: int, env_id: str, **options: Any) -> VecEnv:
 make_atari_test_env = make_atari_train_env
 
 
-def make_mujoco_train_env(num_envs: int, env_id: str, **kwargs: Any) -> VecEnv:
+def make_mujoco_train_env(num_envs: int, env_id: str, **kwargs: Any) -> vec_env.VecEnv:
     """Makes MuJoCo environments.
 
     Args:
@@ -275,7 +269,7 @@ def make_mujoco_train_env(num_envs: int, env_id: str, **kwargs: Any) -> VecEnv:
 make_mujoco_test_env = make_mujoco_train_env
 
 
-def make_pybullet_train_env(num_envs: int, env_id: str, **kwargs: Any) -> VecEnv:
+def make_pybullet_train_env(num_envs: int, env_id: str, **kwargs: Any) -> vec_env.VecEnv:
     """Makes PyBullet environments.
 
     The package pybullet-envs-gymnasium ports them to Gymnasium.

@@ -14,15 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from torchbeast.core.base.checks import (
-    Settings,
-    at_least,
-    below_one,
-    names_with,
-    require,
-    setting,
-    short_repr,
-)
+from torchbeast.core.base import checks
 from torchbeast.core.base.specs import Spec
 from torchbeast.core.envs.contract import check_keywords
 from torchbeast.core.envs.tasks import dealt
@@ -33,7 +25,7 @@ ATARI_ID = re.compile(r"(?:ALE/(\w+)-v5|(\w+?)(NoFrameskip|Deterministic)?-v([04
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvOptions(Settings):
+class EnvOptions(checks.Settings):
     """Options of `envs.make` that must be the same in every process of a run.
 
     They go to other processes as a dict, and into checkpoints as the flags of these names.
@@ -43,13 +35,13 @@ class EnvOptions(Settings):
     """Entries of a dict observation that the network sees, such as --observation_keys blstats
     inventory/glyphs; the workers drop the others. Default: all; with --mode test, the keys that the
     run recorded."""
-    sticky_actions: float | None = setting(None, "atari", bounds=(below_one,))
+    sticky_actions: float | None = checks.setting(None, "atari", bounds=(checks.below_one,))
     """Atari: probability, at each emulated frame, of repeating the previous action (Machado et al.
     2018). Default: 0.25 for ids such as ALE/Pong-v5 and Pong-v0, 0 for PongNoFrameskip-v4; with
     --mode test, the run's value."""
-    frame_skip: int | None = setting(None, "atari", bounds=(at_least, 1))
+    frame_skip: int | None = checks.setting(None, "atari", bounds=(checks.at_least, 1))
     """Atari: emulated frames per action. Default: 4; with --mode test, the run's value."""
-    full_action_space: bool = setting(False, "atari")
+    full_action_space: bool = checks.setting(False, "atari")
     """Atari: offer all 18 actions of the console, not only the ones that the game uses."""
     mask_actions: bool = False
     """Never take actions that the environment's info["action_mask"] forbids, as in Taxi. The mask
@@ -87,18 +79,18 @@ class EnvOptions(Settings):
         for name in ("observation_keys", "task_shares", "task_returns"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         pairs = zip(self.task_returns[::2], self.task_returns[1::2], strict=False)
-        require(
+        checks.require(
             len(self.task_returns) % 2 == 0 and all(-inf < low < high < inf for low, high in pairs),
             "task_returns must be pairs of a lower and a higher return, got "
             f"{' '.join(map(str, self.task_returns))}",
         )
-        require(
+        checks.require(
             all(0 <= share < inf for share in self.task_shares) and any(self.task_shares or (1,)),
             f"task_shares must be numbers from 0, and one of them above 0, got {self.task_shares}",
         )
         object.__setattr__(self, "info_keywords", keywords)
         keys = self.observation_keys
-        require(
+        checks.require(
             not self.mask_actions or not keys or "action_mask" in keys,
             f"mask_actions needs action_mask among the observation_keys, got {' '.join(keys)}",
         )
@@ -115,7 +107,7 @@ class EnvOptions(Settings):
 
     def of_atari(self) -> list[str]:
         """Returns the names of options that are set and apply to Atari games only."""
-        return [name for name in self._chosen() if name in names_with("atari", self)]
+        return [name for name in self._chosen() if name in checks.names_with("atari", self)]
 
     def _chosen(self) -> dict[str, Any]:
         """Returns the options that differ from their defaults."""
@@ -157,7 +149,7 @@ class EnvSpec(Spec):
     """
 
     options: EnvOptions = field(default=EnvOptions(), kw_only=True)
-    __repr__ = short_repr
+    __repr__ = checks.short_repr
 
     @property
     def is_factory(self) -> bool:
@@ -258,12 +250,12 @@ DEFAULT_ENV = "PongNoFrameskip-v4"
 class _EnvName:
     """The name of the environment. A separate class, so that --help lists it before the options."""
 
-    env: str | None = setting(None, "task")
+    env: str | None = checks.setting(None, "task")
     """An Atari name, Mock, Catch, any Gymnasium id, or package.module:factory for your own; or
     several tasks for one agent, as in "MinAtar/Breakout-v0,MinAtar/Asterix-v0".
     Default: PongNoFrameskip-v4; with --mode test, the run's environment. An environment to evaluate
     in must have the run's observation and action spaces."""
-    env_kwargs: Mapping[str, Any] = setting(dict, "task")
+    env_kwargs: Mapping[str, Any] = checks.setting(dict, "task")
     """Keyword arguments of the environment's constructor as JSON, such as '{"size": 8}'. Default:
     none; with --mode test, the run's arguments. Recorded arguments of a package.module:factory are
     used again only if you repeat --env."""

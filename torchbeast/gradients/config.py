@@ -49,13 +49,13 @@ class GradientConfig(Settings):
         super().__post_init__()
         at_least(1, num_workers=self.num_workers)
         between(0, 1, fraction_workers=self.fraction_workers)
-        if self.is_decentralised and not self.is_synchronous:
+        if self.update_execution == "decentralised" and not self.is_synchronous:
             raise IncompatibleParts(
                 'update_execution="decentralised" waits for the gradients of all workers, but '
                 'grad_communication="asynchronous" does not wait: set '
                 'grad_communication="synchronous" or update_execution="centralised"'
             )
-        if self.has_stragglers and not self.is_synchronous:
+        if self.fraction_workers < 1 and not self.is_synchronous:
             raise IncompatibleParts(
                 f"fraction_workers {self.fraction_workers:g} stops slow workers so that others "
                 'need not wait, but with grad_communication="asynchronous" no worker waits: remove '
@@ -66,13 +66,3 @@ class GradientConfig(Settings):
     def is_synchronous(self) -> bool:
         """Whether every worker contributes to every optimiser step."""
         return self.communication == "synchronous"
-
-    @property
-    def is_decentralised(self) -> bool:
-        """Whether every worker applies the combined gradients itself."""
-        return self.update_execution == "decentralised"
-
-    @property
-    def has_stragglers(self) -> bool:
-        """Whether stragglers are preempted."""
-        return self.fraction_workers < 1.0

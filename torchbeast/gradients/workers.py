@@ -23,15 +23,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from torchbeast.collect import joint
 from torchbeast.collect.contract import LostStream
-from torchbeast.collect.joint import (
-    BatchReport,
-    JointBatch,
-    JointLearner,
-    load_state,
-    saved_state,
-    total,
-)
 from torchbeast.collect.weights import packed
 from torchbeast.core.update.minibatch import means
 from torchbeast.core.update.optimiser_step import NonFiniteError, OptimiserStep, UpdateResult
@@ -56,7 +49,7 @@ _ANSWER_S = 60.0  # for all workers together
 _DOING = {"start": "starting", "collect": "collecting", "step": "collecting or training"}
 
 
-class GradientWorkers(JointLearner):
+class GradientWorkers(joint.JointLearner):
     """The gradient workers of a run.
 
     Threads: one learner thread uses `batches` and updates; other threads that ask for batches wait
@@ -86,7 +79,7 @@ class GradientWorkers(JointLearner):
         self._one_thread = threading.Lock()
         self._round = 0
         self._revision = 0  # counts changes of the centre's weights
-        self._latest: dict[int, BatchReport] = {}  # by worker
+        self._latest: dict[int, joint.BatchReport] = {}  # by worker
         self._parameters = [*nn.ModuleDict(centre.algo.models).parameters()]
 
     def start(self, supervisor: Supervisor) -> None:
@@ -94,7 +87,7 @@ class GradientWorkers(JointLearner):
         self._supervisor = supervisor
         supervisor.on_close(self.close)
 
-    def batches(self) -> Iterator[JointBatch]:
+    def batches(self) -> Iterator[joint.JointBatch]:
         """Yields the batches of rounds. Update before you ask for the next one.
 
         If an exception from outside ends an iterator or an update, another iterator can continue.
@@ -126,11 +119,11 @@ class GradientWorkers(JointLearner):
 
     def status(self) -> Mapping[str, float]:
         """Returns the totals of the workers' sources."""
-        return total(report.status for report in self._latest.values())
+        return joint.total(report.status for report in self._latest.values())
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds that the sources of all workers have spent, by stage."""
-        return total(report.seconds for report in self._latest.values())
+        return joint.total(report.seconds for report in self._latest.values())
 
     def hanging(self) -> str:
         """Describes workers that have been busy with one task for over WAIT_S."""
@@ -155,7 +148,7 @@ class GradientWorkers(JointLearner):
 
     # --- the rounds
 
-    def _rounds(self) -> Iterator[JointBatch]:
+    def _rounds(self) -> Iterator[joint.JointBatch]:
         """Repeatedly lets each worker collect a batch."""
         while True:
             fraction = self._config.fraction_workers
@@ -164,7 +157,7 @@ class GradientWorkers(JointLearner):
                 return
             self._round += 1
             self._latest = dict(enumerate(reports))
-            yield JointBatch(reports)
+            yield joint.JointBatch(reports)
 
     def _collecting(self, index: int) -> Task:
         return "collect", self._round, self.counters.state_dict(), self._newer_weights(index)
@@ -192,7 +185,7 @@ class GradientWorkers(JointLearner):
             placed = functools.partial(self._places.__setitem__, index)
             self._workers[index].call(placed, "place")
         count, meeting = self._config.num_workers, self._meeting()
-        make, state = self._fleet.put(self._make), self._fleet.put(saved_state(self._step))
+        make, state = self._fleet.put(self._make), self._fleet.put(joint.saved_state(self._step))
 
         def start(index: int) -> Task:
             return "start", make, index, count, meeting, state
@@ -224,7 +217,7 @@ class Centralised(GradientWorkers):
         self._held = [self._state()] * self._config.num_workers
         self._stored: tuple[Any, Any] = None, None  # such a state, and its stored weights
 
-    def update(self, batch: JointBatch) -> UpdateResult:
+    def update(self, batch: joint.JointBatch) -> UpdateResult:
         """Takes one step per minibatch, with the gradients of all workers."""
         centre, learnt, of_batches = self._step, [], []
         with centre.restored_on_error():
@@ -251,7 +244,7 @@ class Centralised(GradientWorkers):
                 )
             yield answers
 
-    def _observe(self, reports: Sequence[BatchReport]) -> None:
+    def _observe(self, reports: Sequence[joint.BatchReport]) -> None:
         """Adds the workers' observations to the centre's running statistics."""
         if any(report.observed for report in reports):
             self._step.statistics.add([report.observed for report in reports])
@@ -288,24 +281,24 @@ class Asynchronous(Centralised):
         super().__init__(*arguments)
         self._dropped = 0
         # The current batch of each worker, with the metrics of its minibatches.
-        self._learning: dict[int, tuple[BatchReport, list[dict[str, float]]]] = {}
+        self._learning: dict[int, tuple[joint.BatchReport, list[dict[str, float]]]] = {}
 
     def status(self) -> Mapping[str, float]:
         """Returns the totals of the workers' sources, and the number of dropped gradients."""
         return {**super().status(), "dropped_gradients": self._dropped}
 
-    def _rounds(self) -> Iterator[JointBatch]:
+    def _rounds(self) -> Iterator[joint.JointBatch]:
         """Yields a batch when a contribution has arrived. The update adds its report."""
         answers = self._gathering.each(self._next_step)
         for first in answers:
             self._answers = itertools.chain([first], answers)
-            yield JointBatch()
+            yield joint.JointBatch()
 
     def _next_step(self, index: int) -> Task:
         goes_on = index in self._learning
         return "step", self.counters.state_dict(), self._newer_weights(index), goes_on
 
-    def update(self, batch: JointBatch) -> UpdateResult:
+    def update(self, batch: joint.JointBatch) -> UpdateResult:
         """Takes steps with gradients as they arrive, until a worker has finished its batch."""
         with self._step.restored_on_error():
             while True:
@@ -317,7 +310,7 @@ class Asynchronous(Centralised):
                     return UpdateResult(metrics | self._step.count(report.env_steps))
 
     def _is_last(
-        self, index: int, report: BatchReport | None, contributed: Contribution | None
+        self, index: int, report: joint.BatchReport | None, contributed: Contribution | None
     ) -> bool:
         """Takes a step with an answer; returns whether it was the last of the worker's batch."""
         if report is not None:
@@ -347,12 +340,12 @@ class Decentralised(GradientWorkers):
         self._updating: Task | None = None  # an update that has not ended
         self._is_copied = True  # whether the centre has the state of the workers
 
-    def update(self, batch: JointBatch) -> UpdateResult:
+    def update(self, batch: joint.JointBatch) -> UpdateResult:
         """Lets all workers update together with their batches."""
         self._updating = "update", self._round, self._trained()
         return self._finish_update()
 
-    def _rounds(self) -> Iterator[JointBatch]:
+    def _rounds(self) -> Iterator[joint.JointBatch]:
         if self._updating is not None:  # an interrupt ended the wait for it
             self._finish_update()
         yield from super()._rounds()
@@ -375,7 +368,7 @@ class Decentralised(GradientWorkers):
         is known after the workers have ended.
         """
         if not self._is_copied:
-            load_state(self._step, self._state_of_one())
+            joint.load_state(self._step, self._state_of_one())
             self._is_copied = True
         return super().state_dict()
 
@@ -515,7 +508,7 @@ def gradient_workers(
     """Returns the gradient workers of a run, see GradientWorkers."""
     if not config.is_synchronous:
         return Asynchronous(make, config, centre, fleet)
-    kind = Decentralised if config.is_decentralised else Centralised
+    kind = Centralised if config.update_execution == "centralised" else Decentralised
     return kind(make, config, centre, fleet)
 
 

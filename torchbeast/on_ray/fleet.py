@@ -36,16 +36,8 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.fleets.fleet import WorkerLocation, WorkerLost
 from torchbeast.fleets.system import available_cores
 from torchbeast.fleets.waiting import waiting_for
+from torchbeast.on_ray import connection
 from torchbeast.on_ray.config import CLIENT, Node, RayConfig, Room
-from torchbeast.on_ray.connection import (
-    FULL,
-    RESUME,
-    connected,
-    connected_ray,
-    end_with,
-    first_sentence,
-    runtime_env,
-)
 
 _log = logging.getLogger("torchbeast.ray")
 
@@ -59,7 +51,7 @@ _MARK = ":"  # prefix of lines that Ray adds to the output of workers, such as :
 _DIED = "The actor died unexpectedly before finishing this task"  # Ray knows nothing more
 _NODE_DIED = "The actor died because its node has died"  # in an ActorDiedError
 _START = "start one with `ray start --head`, or {} to start Ray for this run"
-_FULL = FULL.format("fewer num_buffers or num_envs, a smaller unroll_length")
+_FULL = connection.FULL.format("fewer num_buffers or num_envs, a smaller unroll_length")
 _has_made_connection = threading.Event()  # set while a fleet of this process owns it
 _GO_ON = "any checkpoint of the run is kept, and resumes it once the cluster can be reached"
 
@@ -67,7 +59,9 @@ _GO_ON = "any checkpoint of the run is kept, and resumes it once the cluster can
 def _failure(error: BaseException) -> RunError:
     """Converts an error of Ray to the failure of the run."""
     if isinstance(error, ConnectionError):
-        return RunError(f"the connection to Ray was lost ({first_sentence(error)}): {_GO_ON}")
+        return RunError(
+            f"the connection to Ray was lost ({connection.first_sentence(error)}): {_GO_ON}"
+        )
     return RunError(f"Ray: {error!r}")
 
 
@@ -104,7 +98,7 @@ class RayWorker:
         """Kills the actor, even if it is still waiting for room."""
         import ray
 
-        end_with(ray.kill, self._handle)
+        connection.end_with(ray.kill, self._handle)
         self._on_kill(self)
 
 
@@ -117,7 +111,7 @@ class User(NamedTuple):
 
 
 _ROLLOUTS = "torchbeast.collect.worker:RolloutWorker"
-RAYBEAST = User("raybeast", RESUME)
+RAYBEAST = User("raybeast", connection.RESUME)
 LEARNER = User(
     "Learner",
     "The last checkpoint of the run is kept, if there was one; a Learner with the same log_dir "
@@ -169,7 +163,7 @@ class RayFleet(AbstractContextManager["RayFleet"]):
         self._address = config.address or os.environ.get("RAY_ADDRESS")
         self._where = f"the cluster {self._address}" if self._address else "this machine"
         with ExitStack() as opened, waiting_for(f"Ray on {self._where}"):
-            if (callers := connected_ray()) is not None:
+            if (callers := connection.connected_ray()) is not None:
                 self._use(callers)
             else:
                 self._connect(own_code, opened)
@@ -203,7 +197,7 @@ class RayFleet(AbstractContextManager["RayFleet"]):
         here = f"node:{self._ray.util.get_node_ip_address()}"
         bundle = {name: count for name, count in bundle.items() if count} | {here: 0.001}
         group = placement_group([bundle], strategy="STRICT_PACK", name=f"{self._run}: learner")
-        self._closing.callback(end_with, remove_placement_group, group)
+        self._closing.callback(connection.end_with, remove_placement_group, group)
         with waiting_for("CPUs or GPUs of this machine that are in use"):
             is_ready = group.wait(_RESERVE_S)
         if not is_ready:
@@ -327,13 +321,13 @@ class RayFleet(AbstractContextManager["RayFleet"]):
             }
         else:
             folder = self._config.working_dir or (os.getcwd() if own_code else None)
-            options, environment = {}, runtime_env(folder)
+            options, environment = {}, connection.runtime_env(folder)
         if variables := dict(self._user.environment):
             environment["env_vars"] = variables
         said_in, instead = "$RAY_ADDRESS", "unset RAY_ADDRESS"
         if self._config.address:
             said_in, instead = "--address", "remove --address"
-        joined = connected(
+        joined = connection.connected(
             self._address or "local",
             said_in,
             _START.format(instead),
@@ -387,11 +381,11 @@ def _result(done: concurrent.futures.Future[Any]) -> Any:
     if isinstance(error, exceptions.ActorDiedError) and error.actor_init_failed:
         return WorkerLost(str(error))  # with its traceback: the node may lack a package
     if isinstance(error, exceptions.ActorUnavailableError):
-        return _OutOfReach(first_sentence(error))
+        return _OutOfReach(connection.first_sentence(error))
     if isinstance(error, exceptions.RayError):
         if _NODE_DIED in str(error):
             return WorkerLost("its node has left the cluster", has_left=True)
-        return WorkerLost(first_sentence(error))
+        return WorkerLost(connection.first_sentence(error))
     return _failure(error)
 
 

@@ -28,17 +28,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple
 
-from torchbeast import zoo
+from torchbeast import errors, zoo
 from torchbeast.core.base.checks import Settings, at_least, require, setting
-from torchbeast.errors import (
-    RunError,
-    UsageError,
-    expanded,
-    readable,
-    refusing_paths,
-    what_users_code_raised,
-    without_our_frames,
-)
 from torchbeast.fleets.supervisor import Failure, Supervisor
 from torchbeast.fleets.system import keeping_reserve, reserved_files
 from torchbeast.fleets.waiting import say
@@ -102,8 +93,8 @@ class RunConfig(Settings):
     @property
     def folder(self) -> Path:
         """The run's folder, {savedir}/{xpid}."""
-        with refusing_paths("use another savedir"):
-            return expanded(self.savedir).absolute() / self.xpid
+        with errors.refusing_paths("use another savedir"):
+            return errors.expanded(self.savedir).absolute() / self.xpid
 
 
 class RunFolder:
@@ -117,7 +108,7 @@ class RunFolder:
         self._claim, self._number = path / "claim", secrets.token_hex(8)
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
         what = f"the run's folder {path}"
-        with ExitStack() as opened, refusing_paths("use another savedir", what):
+        with ExitStack() as opened, errors.refusing_paths("use another savedir", what):
             self._is_new = _make(path)
             opened.enter_context(keeping_reserve())
             file, held = _lock(path)
@@ -178,7 +169,7 @@ class RunFolder:
         locks.
         """
         if not self._is_ours():
-            raise RunError(
+            raise errors.RunError(
                 f"another process has started in {self.path}, which cannot be locked, so this one "
                 "stops and leaves the checkpoints to the other: use a different name for each run"
             )
@@ -234,14 +225,14 @@ def run_path(path: str | Path) -> Path:
     Raises OSError if the home directory is unknown, and UsageError for an unknown agent, or another
     file of one.
     """
-    found = expanded(path)
+    found = errors.expanded(path)
     for part in found.parts[-2:]:  # the name itself, or as a run with a checkpoint
         if part.startswith(zoo.PREFIX):
             if found.name not in (part, CHECKPOINT):
-                raise UsageError(f"{part} has only one checkpoint: remove {found.name}")
+                raise errors.UsageError(f"{part} has only one checkpoint: remove {found.name}")
             return zoo.agent_path(part.removeprefix(zoo.PREFIX))
     if len(found.parts) == 1 and found.suffix != ".tar" and not found.exists():
-        found = expanded(RunConfig.savedir) / found
+        found = errors.expanded(RunConfig.savedir) / found
     if found.parent.name == "latest":
         return run_path(found.parent) / found.name
     return found.resolve().parent if found.name == "latest" and found.is_file() else found
@@ -329,7 +320,7 @@ def _lock(path: Path) -> tuple[IO[bytes], Lock]:
         time.sleep(_PAUSE_S)
     file.close()
     # A restarted job may find the previous one still ending; then waiting suffices.
-    raise RunError(f"another process is running in {path}: wait for it, or use another name")
+    raise errors.RunError(f"another process is running in {path}: wait for it, or use another name")
 
 
 def is_in_use(path: Path) -> bool:
@@ -380,7 +371,7 @@ class _Readable(logging.Formatter):
     """Formats records without what a terminal would obey."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return readable(super().format(record))
+        return errors.readable(super().format(record))
 
 
 def warning_handler() -> logging.Handler:
@@ -459,7 +450,7 @@ def session(path: Path, settings: dict[str, Any], is_kept: bool = True) -> Itera
                 say(f"Stopped by {supervisor.reason}.")
             failure = supervisor.failure
             folder.finish(failure is None, is_complete=not supervisor.interrupted)
-            if failure is not None and isinstance(failure.error, UsageError):
+            if failure is not None and isinstance(failure.error, errors.UsageError):
                 folder.discard()
     raise_failure(supervisor.failure, folder if is_kept else None)
 
@@ -468,13 +459,17 @@ def raise_failure(failure: Failure | None, folder: RunFolder | None = None) -> N
     """Raises a failure as UsageError or RunError; does nothing for None."""
     if failure is None:
         return
-    if isinstance(failure.error, UsageError):
+    if isinstance(failure.error, errors.UsageError):
         raise failure.error
     # if the user's network or algorithm raised it, its lines of the traceback
-    said = "" if isinstance(failure.error, RunError) else what_users_code_raised(failure.error)
+    said = (
+        ""
+        if isinstance(failure.error, errors.RunError)
+        else errors.what_users_code_raised(failure.error)
+    )
     if not said:
-        said = without_our_frames(str(failure))
+        said = errors.without_our_frames(str(failure))
     elif failure.origin:
         said = f"{failure.origin}: {said}"
     where = f"\nSee {folder.path / 'out.log'} for details" if folder else ""
-    raise RunError(f"{said}{where}") from failure.error
+    raise errors.RunError(f"{said}{where}") from failure.error

@@ -14,15 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
+from torchbeast.collect import replayed
 from torchbeast.collect.contract import LearnerInfo, Source
 from torchbeast.collect.replay import Join, JoinRequest, Replay
-from torchbeast.collect.replayed import (
-    FreeTransitions,
-    MixedSource,
-    Schedule,
-    SynchronousTransitions,
-    TransitionSource,
-)
 from torchbeast.core.actors.contract import Agent
 from torchbeast.core.base.nest import map_leaves
 from torchbeast.core.storages.replay.rollout_replay import ByPriority, RolloutReplay
@@ -140,7 +134,7 @@ def _sampling(
 
 def transition_source(
     online: Source, replay: TransitionReplay, config: LearnerConfig, first_step: int
-) -> TransitionSource:
+) -> replayed.TransitionSource:
     """Returns the source of single steps; first_step: env steps of earlier parts of the run."""
     settings, rollouts, how = config.replay, config.rollouts, config.transitions
     rate = settings.updates_per_step(
@@ -152,7 +146,7 @@ def transition_source(
             f"Only one update follows: the replay collects {missing:,} steps first (learn_start), "
             f"and {left:,} are left until total_steps. Use a smaller learn_start, or more steps."
         )
-    schedule = Schedule(
+    schedule = replayed.Schedule(
         batch_size=rollouts.batch_size,
         updates_per_step=rate,
         learn_start=settings.learn_start,
@@ -161,8 +155,8 @@ def transition_source(
         beta=how.priority_beta if how.priority_exponent else None,
     )
     if config.synchronous_rollouts:
-        return SynchronousTransitions(online, replay, schedule)
-    kind = FreeTransitions if math.isinf(rate) else TransitionSource
+        return replayed.SynchronousTransitions(online, replay, schedule)
+    kind = replayed.FreeTransitions if math.isinf(rate) else replayed.TransitionSource
     return kind(online, replay, schedule)
 
 
@@ -192,11 +186,11 @@ def resume_replay(replay: RolloutStore, folder: Path, is_saved: bool) -> None:
 
 def mixed_source(
     online: Source, replay: Replay, config: LearnerConfig, agent: Agent, in_flight: int
-) -> MixedSource:
+) -> replayed.MixedSource:
     """Returns the source of new and replayed rollouts; see MixedSource."""
     is_walking = by_priority(config) is None
     state = map_leaves(Tensor.cpu, agent.model.initial_state(1)) if is_walking else ()
-    return MixedSource(
+    return replayed.MixedSource(
         online,
         replay,
         batch_size=config.rollouts.batch_size,

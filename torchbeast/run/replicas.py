@@ -35,18 +35,10 @@ from typing import Any
 
 import torch
 
+from torchbeast.collect import joint
 from torchbeast.collect.batch_taker import BatchTaker
 from torchbeast.collect.config import ReplayConfig, RolloutConfig
 from torchbeast.collect.contract import LostStream, Source, TooFewStreams
-from torchbeast.collect.joint import (
-    BatchReport,
-    JointBatch,
-    JointLearner,
-    load_state,
-    report_of,
-    saved_state,
-    total,
-)
 from torchbeast.core.algos.config import recorded
 from torchbeast.core.base.checks import names_with
 from torchbeast.core.storages.batch import Batch
@@ -208,9 +200,9 @@ class Replica:
         """Copies the state of rank 0 into the learner, and chooses where gradients are added."""
         step = made.optimiser_step
         self.add_where(next(step.algo.actor.parameters()).device)
-        state = self.ranks.broadcast(saved_state(step) if self.leads else b"")
+        state = self.ranks.broadcast(joint.saved_state(step) if self.leads else b"")
         if not self.leads:
-            load_state(step, state)
+            joint.load_state(step, state)
         made.weights.publish(made.agent.model, step.version)
 
     def seed(self, root: int) -> int:
@@ -291,7 +283,7 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-class RankedLearner(JointLearner):
+class RankedLearner(joint.JointLearner):
     """Yields a rank's batches, each when all ranks have one, and updates with all ranks.
 
     The same thread iterates over `batches` and updates, so it takes part in every roll call and in
@@ -306,7 +298,7 @@ class RankedLearner(JointLearner):
         self._taking, self._number = BatchTaker(source.batches), 0  # number of the last batch
         self._ready_since: float | None = None  # since when this rank has its batch
         # With their ranks, in the last roll call.
-        self._others: Sequence[tuple[int, BatchReport]] = ()
+        self._others: Sequence[tuple[int, joint.BatchReport]] = ()
         self._env_options: Mapping[str, Any] | None = None  # that the environments were given last
 
     def start(self, supervisor: Supervisor) -> None:
@@ -320,7 +312,7 @@ class RankedLearner(JointLearner):
         """Ends the wait for a batch here, but not in the source. May be called again."""
         self._taking.close()
 
-    def batches(self) -> Iterator[JointBatch]:
+    def batches(self) -> Iterator[joint.JointBatch]:
         """Yields batches until a rank ends the run. Update before you ask for the next batch."""
         try:
             while (batch := self._next()) is not None:
@@ -329,7 +321,7 @@ class RankedLearner(JointLearner):
             # Even at the end: if a rank is killed, torchrun stops the others by a signal.
             self._supervisor.fail_at_end("", error)
 
-    def update(self, batch: JointBatch) -> UpdateResult:
+    def update(self, batch: joint.JointBatch) -> UpdateResult:
         """Updates with the batches of all ranks."""
         try:
             return self._step.update(batch.own)
@@ -346,11 +338,13 @@ class RankedLearner(JointLearner):
 
     def status(self) -> Mapping[str, float]:
         """Returns queue lengths and counts of all ranks together."""
-        return total([self._source.status(), *(report.status for _, report in self._others)])
+        return joint.total([self._source.status(), *(report.status for _, report in self._others)])
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds that the sources of all ranks have spent, by stage."""
-        return total([self._source.seconds(), *(report.seconds for _, report in self._others)])
+        return joint.total(
+            [self._source.seconds(), *(report.seconds for _, report in self._others)]
+        )
 
     def hanging(self) -> str:
         """Describes workers and ranks that hang, or returns ""."""
@@ -370,7 +364,7 @@ class RankedLearner(JointLearner):
         streams = [_of_rank(self._rank, stream) for stream in self._source.lost_streams()]
         return streams + [_of_rank(rank, s) for rank, report in self._others for s in report.away]
 
-    def _next(self) -> JointBatch | None:
+    def _next(self) -> joint.JointBatch | None:
         """Holds roll calls until all ranks are ready; returns None if the run ends."""
         self._number += 1
         self._taking.ask(self._number)
@@ -390,12 +384,12 @@ class RankedLearner(JointLearner):
                 self._stop(reports)
                 return None
             if all(report.ready for report in reports):
-                return JointBatch(reports, own_batch)
+                return joint.JointBatch(reports, own_batch)
         return None
 
-    def _call(self, own_batch: Batch | None) -> list[BatchReport]:
+    def _call(self, own_batch: Batch | None) -> list[joint.BatchReport]:
         """Takes part in a roll call; returns the reports in the order of ranks."""
-        report = report_of(self._source, own_batch, self.version)._replace(
+        report = joint.report_of(self._source, own_batch, self.version)._replace(
             stop=self._supervisor.reason or "",
             away=[[*stream] for stream in self._source.lost_streams()],
             hanging=self._source.hanging(),
@@ -409,7 +403,7 @@ class RankedLearner(JointLearner):
             self.set_env_options(options)
         return reports
 
-    def _stop(self, reports: Sequence[BatchReport]) -> None:
+    def _stop(self, reports: Sequence[joint.BatchReport]) -> None:
         """Ends the run with the reason of the first rank that ends it."""
         rank, reason = next((rank, r.stop) for rank, r in enumerate(reports) if r.stop)
         if not self._supervisor.ended and reason != DONE:
@@ -418,10 +412,10 @@ class RankedLearner(JointLearner):
         self._supervisor.stop(ENOUGH if reason == ENOUGH else f"{reason} in rank {rank}")
 
 
-def _read(rank: int, message: Mapping[str, Any]) -> BatchReport:
+def _read(rank: int, message: Mapping[str, Any]) -> joint.BatchReport:
     """Reads the report of a rank; raises RunError if it is not valid."""
     try:
-        return BatchReport(**message)
+        return joint.BatchReport(**message)
     except TypeError as error:
         raise RunError(
             f"rank {rank} sent an invalid answer to the roll call ({error}): start all learners "

@@ -11,18 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from torchbeast.fleets.system import core_time
 from torchbeast.fleets.waiting import running_time, say, warn
-from torchbeast.reporting.diagnosis import (
-    UNKNOWN,
-    Diagnosis,
-    Reading,
-    RecentShares,
-    Shares,
-    Watchdog,
-    alive,
-    diagnose,
-    diagnose_lost_streams,
-    shares,
-)
+from torchbeast.reporting import diagnosis
 from torchbeast.reporting.display import Display, Shown
 from torchbeast.reporting.prometheus import PrometheusEndpoint, learner_metrics
 from torchbeast.run.plan import Plan
@@ -45,7 +34,7 @@ def start_watchdog(training: Training, batch_size: int) -> None:
 
 
 def _watch(training: Training, batch_size: int, ended: threading.Event) -> None:
-    watchdog, source = Watchdog(running_time(), batch_size), training.source
+    watchdog, source = diagnosis.Watchdog(running_time(), batch_size), training.source
     while not ended.wait(_LOOK_S):
         now, files = running_time(), training.waits_for_files()
         if training.rows.clock.is_pausing:  # an evaluation says itself what it waits for
@@ -67,7 +56,7 @@ class RunDisplay:
     def until_the_end(self) -> None:
         """Shows the run every second, until the supervisor ends it."""
         plan, supervisor = self.plan, self.training.supervisor
-        window, first, status = RecentShares(), None, self.training.source.status()
+        window, first, status = diagnosis.RecentShares(), None, self.training.source.status()
         only_warnings = plan.display.suppress_logs
         title = f"{plan.env.name}, {plan.run.xpid}"
         with Display(title, only_warnings=only_warnings) as display:
@@ -82,25 +71,25 @@ class RunDisplay:
         if first is not None and is_whole and not only_warnings:
             self._say_bottleneck(first, last)
 
-    def _say_bottleneck(self, first: Reading, last: Reading) -> None:
+    def _say_bottleneck(self, first: diagnosis.Reading, last: diagnosis.Reading) -> None:
         """Names the bottleneck of the run.
 
         first, last: readings after its first update, and before the end of its processes.
         """
         rows = self.training.rows
-        bottleneck = self._diagnose(shares(last, first))
+        bottleneck = self._diagnose(diagnosis.shares(last, first))
         is_long = last.time - first.time >= _LEAST_S
         if bottleneck is not None and is_long and rows.count >= _LEAST_UPDATES:
             advice_below = bottleneck.sentence.replace(": ", ":\n  ")  # lines fit a terminal
             say(f"Overall: {advice_below}.")
 
-    def _diagnose(self, shares: Shares) -> Diagnosis | None:
+    def _diagnose(self, shares: diagnosis.Shares) -> diagnosis.Diagnosis | None:
         lag = self.training.rows.newest.get("mean_lag", math.nan)
         if self.plan.learner.trains_on_any_age:
             lag = math.nan
-        return diagnose(shares, self.plan.collection, lag)
+        return diagnosis.diagnose(shares, self.plan.collection, lag)
 
-    def _reading(self) -> Reading:
+    def _reading(self) -> diagnosis.Reading:
         """Returns the time of stages and processes until now."""
         reading, cores = self.training.rows.reading(), core_time()
         stages = dict(reading.seconds)
@@ -112,13 +101,13 @@ class RunDisplay:
         self,
         display: Display,
         status: Mapping[str, float],
-        window: RecentShares,
+        window: diagnosis.RecentShares,
         took: float = math.nan,
-    ) -> Reading:
+    ) -> diagnosis.Reading:
         training, rows, writer = self.training, self.training.rows, self.training.writer
         reading, lost_streams = self._reading(), training.source.lost_streams()
-        recent = window.add(reading) if rows.count else UNKNOWN
-        _, live = alive(status)
+        recent = window.add(reading) if rows.count else diagnosis.UNKNOWN
+        _, live = diagnosis.alive(status)
         advice = self._diagnose(recent) if live else None
         shown = Shown(
             progress=replace(rows.progress),  # a copy: learner threads change it
@@ -126,7 +115,7 @@ class RunDisplay:
             status=status,
             lost_streams=lost_streams,
             shares=recent,
-            diagnosis=diagnose_lost_streams(lost_streams, live) or advice,
+            diagnosis=diagnosis.diagnose_lost_streams(lost_streams, live) or advice,
             run=self.plan.run.xpid,
             updates=training.updates,
             stage_seconds=reading.seconds,

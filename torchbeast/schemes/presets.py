@@ -13,22 +13,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from torchbeast.core.actors.registry import ActorFactory, OffPolicyActorCritic, OnPolicyActorCritic
-from torchbeast.core.algos.base import Algorithm
+from torchbeast.core.algos import DQN, IMPALA, LASER, PPO, R2D2, SAC, Algorithm
 from torchbeast.core.algos.config import OTHER_NAMES, PPOConfig
-from torchbeast.core.algos.dqn import DQN
-from torchbeast.core.algos.impala import IMPALA
-from torchbeast.core.algos.laser import LASER
-from torchbeast.core.algos.ppo import PPO
-from torchbeast.core.algos.r2d2 import R2D2
-from torchbeast.core.algos.sac import SAC
 from torchbeast.core.envs.vec_env import VecEnvFactory
-from torchbeast.core.storages.storage import (
-    OnPolicyGAEBuffer,
-    OnPolicyVTraceBuffer,
-    ReplayBuffer,
-    RolloutReplayBuffer,
-    Storage,
-)
+from torchbeast.core.storages import storage as storages
 
 
 class SchemePreset(NamedTuple):
@@ -36,7 +24,7 @@ class SchemePreset(NamedTuple):
 
     algo: type[Algorithm[Any]]
     hyperparameters: Mapping[str, Any]
-    storage: Storage
+    storage: storages.Storage
     axes: Mapping[str, Any] = {}
     actor: Callable[..., ActorFactory] = OnPolicyActorCritic.create_factory
 
@@ -65,13 +53,13 @@ _A2C = {
 }
 
 
-_SHORT = OnPolicyGAEBuffer.create_factory(size=5, gae_lambda=1.0)
-_LONG = OnPolicyGAEBuffer.create_factory(size=PPOConfig.usual["unroll_length"])
-_VTRACE = OnPolicyVTraceBuffer.create_factory(size=20)
-_VTRACE_WITH_REPLAY = OnPolicyVTraceBuffer.create_factory(size=20, replay_size=100_000)
-_REPLAYED_ROLLOUTS = RolloutReplayBuffer.create_factory()
-_REPLAY = ReplayBuffer.create_factory()
-_PRIORITISED = ReplayBuffer.create_factory(
+_SHORT = storages.OnPolicyGAEBuffer.create_factory(size=5, gae_lambda=1.0)
+_LONG = storages.OnPolicyGAEBuffer.create_factory(size=PPOConfig.usual["unroll_length"])
+_VTRACE = storages.OnPolicyVTraceBuffer.create_factory(size=20)
+_VTRACE_WITH_REPLAY = storages.OnPolicyVTraceBuffer.create_factory(size=20, replay_size=100_000)
+_REPLAYED_ROLLOUTS = storages.RolloutReplayBuffer.create_factory()
+_REPLAY = storages.ReplayBuffer.create_factory()
+_PRIORITISED = storages.ReplayBuffer.create_factory(
     replay_ratio=math.inf, n_step=3, priority_exponent=0.6, priority_beta=0.4
 )
 _OFF_POLICY = OffPolicyActorCritic.create_factory

@@ -22,13 +22,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from torchbeast.collect.config import (
-    ActorsConfig,
-    ProcessesConfig,
-    ReplayConfig,
-    RolloutConfig,
-    TransitionsConfig,
-)
+from torchbeast.collect import config
 from torchbeast.core.actors.contract import specs_of_extras
 from torchbeast.core.actors.registry import ActorFactory
 from torchbeast.core.algos.base import AlgoFactory
@@ -258,13 +252,13 @@ class Scheme:
         return issubclass(self.storage_factory.holds, Transitions)
 
     @property
-    def rollouts(self) -> RolloutConfig:
+    def rollouts(self) -> config.RolloutConfig:
         """The batch of an update: of rollouts, or of single steps."""
         usual = self.num_envs if self.is_synchronous else self.train_envs_factory.vec_env_size
         flags = self._flags
-        size = flags.get("batch_size", RolloutConfig.batch_size)
+        size = flags.get("batch_size", config.RolloutConfig.batch_size)
         size = usual if size is None else size
-        return with_values(RolloutConfig(), {**flags, "batch_size": size}, check=True)
+        return with_values(config.RolloutConfig(), {**flags, "batch_size": size}, check=True)
 
     @property
     def synchronous_rollouts(self) -> int:
@@ -272,14 +266,14 @@ class Scheme:
         return self.num_envs if self.learns_from_transitions and self.is_synchronous else 0
 
     @property
-    def replay(self) -> ReplayConfig:
+    def replay(self) -> config.ReplayConfig:
         """The replay, if the storage has one."""
-        return with_values(ReplayConfig(), self._flags, check=True)
+        return with_values(config.ReplayConfig(), self._flags, check=True)
 
     @property
-    def transitions(self) -> TransitionsConfig:
+    def transitions(self) -> config.TransitionsConfig:
         """How single steps are sampled."""
-        return with_values(TransitionsConfig(), self._flags, check=True)
+        return with_values(config.TransitionsConfig(), self._flags, check=True)
 
     @property
     def _flags(self) -> dict[str, Any]:
@@ -291,13 +285,13 @@ class Scheme:
         return 0 if self.is_synchronous else None
 
     @property
-    def collecting(self) -> ActorsConfig:
+    def collecting(self) -> config.ActorsConfig:
         """The Config of the program that steps environments in the same way."""
         if self.inference == "central":
             return FleetConfig(num_envs=self.num_envs, num_servers=self.col_remote_workers)
         if not self.col_remote_workers:
-            return ActorsConfig(num_envs=self.num_envs)
-        return ProcessesConfig(
+            return config.ActorsConfig(num_envs=self.num_envs)
+        return config.ProcessesConfig(
             num_envs=self.num_envs,
             num_workers=self.col_remote_workers,
             fixed_lag=self.fixed_lag,
@@ -348,7 +342,7 @@ class Scheme:
         if workers and not self.is_synchronous:
             newest = "the newest at every step, without waiting"
         stops, gradients = "", self.gradients
-        if gradients is not None and gradients.has_stragglers:
+        if gradients is not None and gradients.fraction_workers < 1:
             stops = f", until {gradients.fraction_workers:.0%} are ready"
         where = f"{collecting} with {envs}{each}{whose}"
         unit = f"rollouts of {rollouts.unroll_length} steps{each if learners else ''}"

@@ -17,13 +17,7 @@ from typing import Any
 import libtorchbeast
 from torchbeast.core.base.checks import command
 from torchbeast.core.base.nest import flatten
-from torchbeast.core.envs.spaces import (
-    ActionLeaf,
-    ActionSpace,
-    ArraySpec,
-    space_from_json,
-    without_values,
-)
+from torchbeast.core.envs import spaces
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.servers.addresses import server_addresses, socket_path
@@ -72,7 +66,7 @@ class ServerFleet(Streams):
 
     env: EnvSpec  # as described; its name is empty if unknown
     observation_space: Any  # nest of ArraySpec as on the wire, of one environment
-    action_space: ActionSpace | None  # None: not described (servers of TorchBeast 2019)
+    action_space: spaces.ActionSpace | None  # None: not described (servers of TorchBeast 2019)
     frame_stack: int
     descriptions: Mapping[str, Any]  # JSON, by address
     stream_hosts: Sequence[str] = ()  # of each stream, if hosts dial in
@@ -183,7 +177,7 @@ def fleet_of(descriptions: Mapping[str, dict[str, Any]]) -> ServerFleet:
         return ServerFleet(
             env=_env(first),
             observation_space=_observation_space(first),
-            action_space=None if actions is None else _space(actions, ActionLeaf),
+            action_space=None if actions is None else _space(actions, spaces.ActionLeaf),
             frame_stack=first["frame_stack"],
             stream_addresses=[address for address, _ in streams],
             envs_per_stream=[description["num_envs"] for _, description in streams],
@@ -264,15 +258,15 @@ def check_same(address: str, ours: Description, other: str, theirs: Description)
 def _observation_space(description: dict[str, Any]) -> Any:
     """Returns the nest of ArraySpec, with value ranges if the server describes them."""
     specs, described = _to_specs(description["observation"]), description.get("observation_space")
-    space = specs if described is None else _space(described, ArraySpec)
-    if without_values(space) != specs:
+    space = specs if described is None else _space(described, spaces.ArraySpec)
+    if spaces.without_values(space) != specs:
         raise ValueError(f"its observation_space is {space}, but its observations are {specs}")
     return space
 
 
 def _space(described: Any, kind: Any) -> Any:
     """Returns the space; raises ValueError unless its leaves are of this kind."""
-    space = space_from_json(described)
+    space = spaces.space_from_json(described)
     for leaf in flatten(space):
         if not isinstance(leaf, kind):
             raise ValueError(f"its spaces are mixed up: {leaf}")
@@ -299,5 +293,5 @@ def _to_specs(nest: Any) -> Any:
     if isinstance(nest, dict):
         return {key: _to_specs(nest[key]) for key in sorted(nest)}
     if len(nest) == 2 and isinstance(nest[0], str):
-        return ArraySpec(tuple(nest[1]), nest[0])
+        return spaces.ArraySpec(tuple(nest[1]), nest[0])
     return tuple(_to_specs(item) for item in nest)

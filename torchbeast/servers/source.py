@@ -32,14 +32,8 @@ import torch
 from torch import Tensor
 
 import libtorchbeast
+from torchbeast.collect import contract
 from torchbeast.collect.batch_taker import BatchTaker
-from torchbeast.collect.contract import (
-    CollectionPlan,
-    LearnerInfo,
-    LostStream,
-    TooFewStreams,
-    describe_lost_streams,
-)
 from torchbeast.core.actors.contract import Actor, Mode, ModelInputs
 from torchbeast.core.actors.cuda_graphs import use_cuda_graphs
 from torchbeast.core.base.computing import CudaStream
@@ -71,7 +65,7 @@ class PolySource:
 
     def __init__(
         self,
-        learner: LearnerInfo,
+        learner: contract.LearnerInfo,
         fleet: Streams,
         pipeline: PipelineConfig,
         *,
@@ -194,14 +188,14 @@ class PolySource:
         lost_streams = self.lost_streams()
         if not any(stream.shortage or stream.seconds >= WAIT_S for stream in lost_streams):
             return ""
-        return describe_lost_streams(lost_streams, self._pool.live_streams())
+        return contract.describe_lost_streams(lost_streams, self._pool.live_streams())
 
-    def lost_streams(self) -> list[LostStream]:
+    def lost_streams(self) -> list[contract.LostStream]:
         """Returns the streams that were lost and have not reconnected."""
         found = self._pool.shortage()
-        short = None if found is None else TooFewStreams(*found)
+        short = None if found is None else contract.TooFewStreams(*found)
         return [
-            LostStream(where, seconds, short, in_one_line(why))
+            contract.LostStream(where, seconds, short, in_one_line(why))
             for where, seconds, why in self._pool.away_streams()
         ]
 
@@ -229,7 +223,7 @@ class _OwnServersSource(PolySource):
 
     def __init__(
         self,
-        learner: LearnerInfo,
+        learner: contract.LearnerInfo,
         fleet: Streams,
         start_servers: Callable[[Supervisor], EnvServers],
     ) -> None:
@@ -367,7 +361,7 @@ def _in_all_rows(numbers: Tensor, reward: Tensor, spare_columns: int) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedCollection(CollectionPlan):
+class ServedCollection(contract.CollectionPlan):
     """Collects from environment servers, and chooses actions in the learner's process."""
 
     fleet: ServerFleet
@@ -377,13 +371,13 @@ class ServedCollection(CollectionPlan):
     acts_where_it_steps = False
     of_processes = "num_servers"
 
-    def source(self, learner: LearnerInfo, env: EnvSpec, ending: ExitStack) -> PolySource:
+    def source(self, learner: contract.LearnerInfo, env: EnvSpec, ending: ExitStack) -> PolySource:
         """Makes the source, whose servers are running."""
         return PolySource(learner, self.fleet, self.pipeline, join_server=self.join_server)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartedServers(CollectionPlan):
+class StartedServers(contract.CollectionPlan):
     """Collects from environment servers that start and end with the source."""
 
     config: FleetConfig
@@ -391,7 +385,7 @@ class StartedServers(CollectionPlan):
     acts_where_it_steps = False
     of_processes = "num_servers"
 
-    def source(self, learner: LearnerInfo, env: EnvSpec, ending: ExitStack) -> PolySource:
+    def source(self, learner: contract.LearnerInfo, env: EnvSpec, ending: ExitStack) -> PolySource:
         """Makes the source.
 
         `ending` ends its servers, removes its sockets, and restores the limit of open files.

@@ -116,13 +116,16 @@ def _agent(plan: SweepPlan, settings: Mapping[str, str], folder: Path) -> AgentR
     # The address of a shared replay comes later.
     later = ["--replay_service=later"] if plan.config.shared_replay else []
     flags = parse(FLAGS[plan.program], plan.program, [*words, *later], flag_names(SweepConfig))
+    values = flatten(flags)
     if plan.typed is not None:  # anyone may have recorded the other words
-        env = flatten(flags)["env"] or ""
+        env = values["env"] or ""
         is_typed = any(env in word for word in plan.typed)
-        check_named(flatten(flags), EnvSpec(env if is_typed else ""))
+        check_named(values, EnvSpec(env if is_typed else ""))
     where = ["--savedir", str(folder), "--xpid", name, "--suppress_logs"]
-    if pool := flatten(flags).get("selfplay"):  # each run needs versions of its own
+    if pool := values.get("selfplay"):  # each run needs versions of its own
         where += ["--selfplay", str(Path(pool) / name)]
+    schedules = [value for key, value in values.items() if key.endswith("_schedule")]
+    named = [*map(values.get, ("env", "model", "algo", "callback")), *schedules]
     return AgentRun(
         name=name,
         settings=settings,
@@ -132,13 +135,7 @@ def _agent(plan: SweepPlan, settings: Mapping[str, str], folder: Path) -> AgentR
         total_steps=flags.training.total_steps,
         episodes=flags.display.episodes_for_avg,
         seed=flags.run.seed,
-        has_own_code=is_own_code(
-            *(
-                value
-                for name, value in flatten(flags).items()
-                if name in ("env", "model", "algo", "callback") or name.endswith("_schedule")
-            )
-        ),
+        has_own_code=is_own_code(*named),
         evaluates=flags.callbacks.eval_every is not None,
     )
 

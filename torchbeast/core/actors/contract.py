@@ -346,11 +346,8 @@ class ActorCritic(Actor):
     @property
     def extra_specs(self) -> dict[str, ArraySpec]:
         """The extras policy_logits [num_params] and baseline []."""
-        num_params = self.distribution.num_params
-        return {
-            "policy_logits": ArraySpec((num_params,), "float32"),
-            "baseline": ArraySpec((), "float32"),
-        }
+        n = self.distribution.num_params
+        return {"policy_logits": ArraySpec((n,), "float32"), "baseline": ArraySpec((), "float32")}
 
 
 def _value_heads(actor: Actor) -> list[nn.Linear]:

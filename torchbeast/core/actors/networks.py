@@ -16,27 +16,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torchbeast.core.actors import torsos
 from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.actors.cores import Core, initial_core_state, make_core, run_core
 from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
 from torchbeast.core.actors.encoders import VECTOR_SIZE, torso_for
-from torchbeast.core.actors.torsos import (
-    Activation,
-    DeepTorso,
-    FixupBlock,
-    FixupTorso,
-    ImageTorso,
-    NormedShallowTorso,
-    ShallowTorso,
-    SmallTorso,
-    VectorTorso,
-)
 from torchbeast.core.base.computing import computing_in
 from torchbeast.core.base.nest import Nest, flatten
 from torchbeast.core.base.specs import SpecError, check_count, check_kwarg
@@ -122,7 +112,7 @@ class BuiltInNet(ActorCritic):
     separable = True
     recordable = True
 
-    over_images: ClassVar[type[ImageTorso] | None]  # makes the torsos of images
+    over_images: ClassVar[type[torsos.ImageTorso] | None]  # makes the torsos of images
     width: ClassVar[int]  # of the joint layer, and of the core
     with_last_action: ClassVar[bool] = True
     is_orthogonal: ClassVar[bool] = False
@@ -161,19 +151,19 @@ class BuiltInNet(ActorCritic):
         name = self.usual_activation if activation is None else activation
         check_kwarg(name in _ACTIVATIONS, "activation", "relu or tanh", name)
         self._activation = _ACTIVATIONS[name]
-        over_numbers = partial(VectorTorso, size=VECTOR_SIZE, activation=self._activation)
+        over_numbers = partial(torsos.VectorTorso, size=VECTOR_SIZE, activation=self._activation)
         leaves = flatten(observation_space)
-        torsos = [torso_for(leaf, self.over_images, over_numbers) for leaf in leaves]
+        bodies = [torso_for(leaf, self.over_images, over_numbers) for leaf in leaves]
         width = self.width if hidden is None else hidden
         check_count("hidden", width)
         self.distribution = distribution_for(action_space)
-        if len(torsos) == 1:  # its layers become this module's own
-            for child, layer in torsos[0].named_children():
+        if len(bodies) == 1:  # its layers become this module's own
+            for child, layer in bodies[0].named_children():
                 self.add_module(child, layer)
         else:
-            self.torsos = nn.ModuleList(torsos)
-        self.leaf_torsos = tuple(torsos)
-        self.fc = nn.Linear(sum(torso.num_features for torso in torsos), width)
+            self.torsos = nn.ModuleList(bodies)
+        self.leaf_torsos = tuple(bodies)
+        self.fc = nn.Linear(sum(torso.num_features for torso in bodies), width)
         self.norm = nn.LayerNorm(width) if norm else nn.Identity()
         self.last_action = LastAction(self.distribution) if self.with_last_action else None
         last_action = 0 if self.last_action is None else self.last_action.num_features
@@ -204,18 +194,9 @@ class BuiltInNet(ActorCritic):
         if shared_body is None:
             shared_body = self.over_images is not None or use_lstm
         if not shared_body:
-            self.value_body = type(self)(
-                observation_space,
-                action_space,
-                use_lstm,
-                hidden,
-                core,
-                core_layers,
-                core_length,
-                norm,
-                orthogonal=orthogonal,
-                activation=activation,
-            )
+            shape = use_lstm, hidden, core, core_layers, core_length, norm
+            ways: dict[str, Any] = {"orthogonal": orthogonal, "activation": activation}
+            self.value_body = type(self)(observation_space, action_space, *shape, **ways)
             del self.baseline, self.value_body.policy
 
     def _make_core(self, kind: str, num_layers: int | None, length: int) -> Core:
@@ -226,7 +207,7 @@ class BuiltInNet(ActorCritic):
         if orthogonal:
             others = set() if self.core is None else set(self.core.modules())
             for block in self.modules():
-                others.update(block.modules() if isinstance(block, FixupBlock) else ())
+                others.update(block.modules() if isinstance(block, torsos.FixupBlock) else ())
             layers = (layer for layer in self.modules() if layer not in others)
             orthogonal_(layer for layer in layers if isinstance(layer, nn.Conv2d | nn.Linear))
             orthogonal_([self.policy], POLICY_GAIN)
@@ -298,7 +279,7 @@ class BuiltInNet(ActorCritic):
 class DeepNet(BuiltInNet):
     """IMPALA's ResNet, with an optional LSTM of 256 units, one layer."""
 
-    over_images: ClassVar[type[ImageTorso] | None] = DeepTorso
+    over_images: ClassVar[type[torsos.ImageTorso] | None] = torsos.DeepTorso
     width = 256
     with_last_action = False
 
@@ -306,7 +287,7 @@ class DeepNet(BuiltInNet):
 class FixupNet(DeepNet):
     """DeepNet with Fixup's residual blocks."""
 
-    over_images = FixupTorso
+    over_images = torsos.FixupTorso
 
 
 class AtariNet(BuiltInNet):
@@ -316,7 +297,7 @@ class AtariNet(BuiltInNet):
     The computation must not change, so that the original's checkpoints can be evaluated.
     """
 
-    over_images = ShallowTorso
+    over_images = torsos.ShallowTorso
     width = 512
     usual_lstm: ClassVar[bool] = True  # PyTorch's initialisation, see make_core
 
@@ -330,7 +311,7 @@ class AtariNet(BuiltInNet):
 class NormedAtariNet(AtariNet):
     """AtariNet with standardised images, orthogonally initialised: learns Pong in fewer steps."""
 
-    over_images = NormedShallowTorso
+    over_images = torsos.NormedShallowTorso
     usual_lstm = False
     is_orthogonal = True
 
@@ -338,7 +319,7 @@ class NormedAtariNet(AtariNet):
 class SmallNet(BuiltInNet):
     """One convolution and a layer of 128, with an optional LSTM of 128 units, one layer."""
 
-    over_images = SmallTorso
+    over_images = torsos.SmallTorso
     width = VECTOR_SIZE
 
 
@@ -366,4 +347,4 @@ BUILT_IN: dict[str, type[BuiltInNet]] = {
 }
 
 
-_ACTIVATIONS: dict[str, Activation] = {"relu": torch.relu, "tanh": torch.tanh}
+_ACTIVATIONS: dict[str, torsos.Activation] = {"relu": torch.relu, "tanh": torch.tanh}

@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.contract import (
-    Actor,
-    ActorCritic,
-    Agent,
-    ModelInputs,
-    has_mask,
-    mask_for,
-    repeat_value_head,
-    zeros_of,
-)
+from torchbeast.core.actors import contract
 from torchbeast.core.actors.distributions import ActionDistribution, distribution_for
 from torchbeast.core.actors.encoders import Kind, is_large_image, kind_of, readings
 from torchbeast.core.actors.networks import BUILT_IN
@@ -41,7 +32,9 @@ from torchbeast.errors import RunError, UsageError, expanded, what_it_raised
 if TYPE_CHECKING:
     from torchbeast.core.algos.base import Algorithm
 
-ModelFactory = Callable[..., Actor]  # (observation_space, action_space, use_lstm, **kwargs)
+ModelFactory = Callable[
+    ..., contract.Actor
+]  # (observation_space, action_space, use_lstm, **kwargs)
 
 ACTOR_CRITICS: Mapping[str, ModelFactory] = BUILT_IN
 OFF_POLICY = tuple(
@@ -66,7 +59,7 @@ def in_family(spec: ActorSpec, family: str, network: Mapping[str, Any]) -> Actor
 
 def make_model(
     spec: ActorSpec, observation_space: ObservationSpace, action_space: ActionSpace
-) -> Actor:
+) -> contract.Actor:
     """Makes the model of a spec, and checks that it keeps the contract.
 
     observation_space: as the policy sees it, with frames stacked. A name with a colon,
@@ -82,7 +75,7 @@ def make_model(
     with own_settings():  # after the import, which may set others
         seen = without_task(observation_space)
         model: Any = factory(seen, action_space, spec.use_lstm, **spec.kwargs)
-        if not isinstance(model, Actor):
+        if not isinstance(model, contract.Actor):
             raise SpecError(
                 f"model {name} made a {type(model).__name__}, which cannot act: make it a subclass "
                 "of torchbeast.core.actors.contract.ActorCritic or Actor"
@@ -90,35 +83,35 @@ def make_model(
         if not hasattr(model, "distribution"):
             model.distribution = distribution_for(action_space)
         model.reward_input = spec.reward_input
-        repeat_value_head(model, num_tasks(observation_space))
+        contract.repeat_value_head(model, num_tasks(observation_space))
         check_model(model, observation_space, name)
         if hasattr(model, "action_mask"):
-            setattr(model, "action_mask", mask_for(observation_space, model.distribution))  # noqa: B010
-        elif has_mask(observation_space):
+            setattr(model, "action_mask", contract.mask_for(observation_space, model.distribution))  # noqa: B010
+        elif contract.has_mask(observation_space):
             raise SpecError(
                 f"observations have an {MASK}, which {name} would ignore: make it a subclass of "
-                f"{ActorCritic.__name__} or OffPolicyActor, or drop the mask with observation_keys"
+                "ActorCritic or OffPolicyActor, or drop the mask with observation_keys"
             )
         return model
 
 
-def check_model(model: Actor, observation_space: ObservationSpace, name: str) -> None:
+def check_model(model: contract.Actor, observation_space: ObservationSpace, name: str) -> None:
     """Raises SpecError unless inputs of zeros give outputs of the contract's shapes.
 
     It uses no random numbers.
     """
     state, actions = model.initial_state(3), model.distribution
     with torch.no_grad():  # not inference mode, as `act`: it may keep a tensor for training
-        if isinstance(model, ActorCritic):
+        if isinstance(model, contract.ActorCritic):
             output = model(_zero_inputs(observation_space, actions, 2), state)
         acted = model.choose(_zero_inputs(observation_space, actions, 1), state, "greedy")
-    if isinstance(model, ActorCritic):
+    if isinstance(model, contract.ActorCritic):
         logits = torch.empty(2, 3, actions.num_params)
         _check(name, "policy_logits", output.policy_logits, logits)
         _check(name, "baseline", output.baseline, torch.empty(2, 3))
         _check_state(name, state, output.core_state)
     _check(name, "action", acted.action, actions.zero_action((1, 3)))
-    _check(name, "an extra", acted.extras, zeros_of(model.extra_specs, 1, 3))
+    _check(name, "an extra", acted.extras, contract.zeros_of(model.extra_specs, 1, 3))
     _check_state(name, state, acted.state)
 
 
@@ -130,7 +123,7 @@ def is_actor_class(spec: ActorSpec) -> bool:
     if spec.pickled or ":" not in spec.name:
         return True
     factory = spec.load()
-    return isinstance(factory, type) and issubclass(factory, Actor)
+    return isinstance(factory, type) and issubclass(factory, contract.Actor)
 
 
 def _factory(spec: ActorSpec) -> ModelFactory:
@@ -155,10 +148,10 @@ def _factory(spec: ActorSpec) -> ModelFactory:
 
 def _zero_inputs(
     observation_space: ObservationSpace, actions: ActionDistribution, rows: int
-) -> ModelInputs:
+) -> contract.ModelInputs:
     """Returns inputs of zeros, [rows, 3, ...]."""
-    return ModelInputs(
-        observation=zeros_of(observation_space, rows, 3),
+    return contract.ModelInputs(
+        observation=contract.zeros_of(observation_space, rows, 3),
         reward=torch.zeros(rows, 3),
         done=torch.zeros(rows, 3, dtype=torch.bool),
         last_action=actions.zero_action((rows, 3)),
@@ -194,7 +187,7 @@ def _check_state(name: str, initial: Any, after: Any) -> None:
 _NAMED = 6  # parts of an observation that are named at the start of a run
 
 
-def describe_agent(agent: Agent) -> str:
+def describe_agent(agent: contract.Agent) -> str:
     """Returns a line for the start of a run: the network and its inputs."""
     core = str(agent.spec.kwargs.get("core", "lstm")).upper()
     name = f"Network: {agent.spec.name}{f' with {core}' * agent.spec.use_lstm}"
@@ -213,7 +206,7 @@ def make_agent(
     action_space: ActionSpace,
     frame_stack: int,
     for_images: str = "deep",
-) -> Agent:
+) -> contract.Agent:
     """Makes the agent for an observation space and an action space.
 
     Args:
@@ -251,7 +244,7 @@ def make_agent(
         raise UsageError(
             f"the model {name}{given} cannot be made for this environment: {error}"
         ) from error
-    return Agent(model, resolved, seen, frame_stack, observation_space, action_space)
+    return contract.Agent(model, resolved, seen, frame_stack, observation_space, action_space)
 
 
 def default_model(observation_space: ObservationSpace, for_images: str) -> str:
@@ -314,7 +307,7 @@ class ActorFactory:
     network: Mapping[str, Any] = field(default_factory=dict)
     restart_model: Path | None
 
-    def __call__(self, device: torch.device | str) -> Actor:
+    def __call__(self, device: torch.device | str) -> contract.Actor:
         """Makes the actor on a device, with weights of restart_model if there is one."""
         spec = in_family(self.spec, self.family, self.network)
         actor = make_model(spec, self.observation_space, self.action_space).to(device)
@@ -329,7 +322,7 @@ class ActorFactory:
         """Returns the factory of the network that an algorithm trains."""
         return replace(self, family=algo.family, network=algo.network)
 
-    def restart(self, actor: Actor) -> None:
+    def restart(self, actor: contract.Actor) -> None:
         """Loads the weights of restart_model; a no-op without one."""
         if self.restart_model is not None:
             with numpys_scalars():

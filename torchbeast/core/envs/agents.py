@@ -29,22 +29,8 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.base.nest import flatten, map_leaves, pack_as
+from torchbeast.core.envs import spaces, sync_vec_env
 from torchbeast.core.envs.contract import MASK, FiniteCheck, VecStep
-from torchbeast.core.envs.spaces import (
-    ArrayNest,
-    Discrete,
-    from_gymnasium,
-    matching_leaves,
-    observation_spec,
-)
-from torchbeast.core.envs.sync_vec_env import (
-    PythonVecEnv,
-    check_step,
-    environment_seeds,
-    in_bounds,
-    read_step,
-    reset_one,
-)
 from torchbeast.errors import UsageError, as_usage_error
 
 _log = logging.getLogger("torchbeast.agents")
@@ -55,7 +41,7 @@ def has_agents(env: Any) -> bool:
     return callable(getattr(env, "action_space", None))
 
 
-class AgentsEnv(PythonVecEnv):
+class AgentsEnv(sync_vec_env.PythonVecEnv):
     """The agents of several games, each a column of num_envs.
 
     Attributes:
@@ -78,8 +64,8 @@ class AgentsEnv(PythonVecEnv):
         self._games = [_parallel(env, env_id) for env in self._envs]
         observation, action = _spaces(self._games[0], self._names, env_id)
         with as_usage_error(env_id):
-            self.observation_space = observation_spec(observation)
-            self.action_space = from_gymnasium(action)
+            self.observation_space = spaces.observation_spec(observation)
+            self.action_space = spaces.from_gymnasium(action)
         space = self.observation_space
         named = sorted(space.items()) if isinstance(space, dict) else [("", space)]
         # Observations of idle agents, leaves [E, ...]: zeros, and a mask that allows all actions.
@@ -98,7 +84,7 @@ class AgentsEnv(PythonVecEnv):
         """Returns the same games for another number of columns, in place of these."""
         return AgentsEnv(self._envs[0], self._make_game, num_envs, self.env_id)
 
-    def reset(self, seed: int) -> ArrayNest:
+    def reset(self, seed: int) -> spaces.ArrayNest:
         if self.num_envs < self.num_agents:
             raise UsageError(
                 f"{self.env_id} has {self.num_agents} agents, each of which counts as an "
@@ -114,18 +100,18 @@ class AgentsEnv(PythonVecEnv):
             )
         rows = [row.copy() for row in self._of_idle]
         self.final_info = {}
-        for number, game_seed in enumerate(environment_seeds(seed, len(self._games))):
+        for number, game_seed in enumerate(sync_vec_env.environment_seeds(seed, len(self._games))):
             self._begin(number, game_seed, rows)
         return self._checked(rows)
 
-    def step(self, action: ArrayNest) -> VecStep:
+    def step(self, action: spaces.ArrayNest) -> VecStep:
         rows, before = [row.copy() for row in self._of_idle], self._plays.copy()
         reward = np.zeros(self.num_envs, np.float32)
         terminated, truncated = np.zeros((2, self.num_envs), bool)
         finals: list[list[np.ndarray]] = []
         self.final_info = infos = {}
         self.began[:] = False
-        actions = in_bounds(self.action_space, action, self.num_envs)
+        actions = sync_vec_env.in_bounds(self.action_space, action, self.num_envs)
         for number in range(len(self._games)):
             for column, is_there, step_of_agent in self._play(number, actions):
                 seen, gained, over, cut, info = step_of_agent
@@ -155,7 +141,7 @@ class AgentsEnv(PythonVecEnv):
 
     def _begin(self, number: int, seed: int | None, rows: list[np.ndarray]) -> None:
         """Starts a game, and writes the first observations of its agents."""
-        seen = reset_one(self._games[number], seed, self._options)
+        seen = sync_vec_env.reset_one(self._games[number], seed, self._options)
         self._steps[number], self.began[number] = 0, True
         agents = self._agents(number)
         for name, column in self._columns(number).items():
@@ -164,7 +150,7 @@ class AgentsEnv(PythonVecEnv):
                 self._write(rows, column, seen.get(name))
 
     def _play(
-        self, number: int, actions: ArrayNest
+        self, number: int, actions: spaces.ArrayNest
     ) -> Iterator[tuple[int, bool, tuple[Any, float, bool, bool, Mapping[str, Any]]]]:
         """Steps a game by actions, leaves [E, ...]. Yields the column of each agent that has an
         episode or joins, whether the agent is in the game's list, and what it got, see read_step.
@@ -177,7 +163,7 @@ class AgentsEnv(PythonVecEnv):
         }
         result = self._games[number].step(by_agent)
         self._steps[number] += 1
-        check_step(result, self._where_in, number)
+        sync_vec_env.check_step(result, self._where_in, number)
         *parts, infos = result
         parts.append(infos if isinstance(infos, Mapping) else {})
         agents = self._agents(number)
@@ -186,7 +172,7 @@ class AgentsEnv(PythonVecEnv):
             joins, listed[column] = is_there and not listed[column], is_there
             if self._plays[column] or joins:
                 step_of_agent = _of_agent(name, parts, is_there and not joins)
-                yield column, is_there, read_step(step_of_agent, self._where, column)
+                yield column, is_there, sync_vec_env.read_step(step_of_agent, self._where, column)
 
     def _agents(self, number: int) -> set[str]:
         """Returns the agents that a game has now."""
@@ -205,9 +191,9 @@ class AgentsEnv(PythonVecEnv):
 
     def _leaves(self, column: int, seen: Any) -> Iterator[np.ndarray]:
         path = f"{self._where(column)}: observation"
-        return matching_leaves(self.observation_space, seen, path)
+        return spaces.matching_leaves(self.observation_space, seen, path)
 
-    def _checked(self, rows: list[np.ndarray]) -> ArrayNest:
+    def _checked(self, rows: list[np.ndarray]) -> spaces.ArrayNest:
         self._check_finite(rows, self._where)
         return pack_as(self.observation_space, rows)
 
@@ -236,8 +222,8 @@ def _of_agent(name: str, parts: Sequence[Mapping[str, Any]], is_needed: bool) ->
 def _spaces(game: Any, names: list[str], env_id: str) -> tuple[Any, Any]:
     """Returns the observation and action spaces that all agents have."""
     by_agent = [(game.observation_space(name), game.action_space(name)) for name in names]
-    for name, spaces in zip(names, by_agent, strict=True):
-        for what, space, first in zip(("observation", "action"), spaces, by_agent[0], strict=True):
+    for name, both in zip(names, by_agent, strict=True):
+        for what, space, first in zip(("observation", "action"), both, by_agent[0], strict=True):
             if space != first:
                 raise UsageError(
                     f"{env_id}: one policy plays all agents, so they need equal spaces, but the "
@@ -265,9 +251,9 @@ class _Turns:
         self.env = env
         self.possible_agents = list(env.possible_agents)
         for name in self.possible_agents:
-            action = from_gymnasium(env.action_space(name))
-            spaces = getattr(env.observation_space(name), "spaces", None)
-            if not isinstance(action, Discrete) or MASK not in (spaces or {}):
+            action = spaces.from_gymnasium(env.action_space(name))
+            parts = getattr(env.observation_space(name), "spaces", None)
+            if not isinstance(action, spaces.Discrete) or MASK not in (parts or {}):
                 raise UsageError(
                     f"{env_id}: a game of turns needs Discrete actions and observations that are "
                     f"dicts with an {MASK}, so that agents can wait for their turn; agent {name} "
@@ -282,7 +268,7 @@ class _Turns:
         return [n for n in self.env.agents if not any(by_agent.get(n) for by_agent in ends)]
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
-        reset_one(self.env, seed, options or {})
+        sync_vec_env.reset_one(self.env, seed, options or {})
         self._go_on()
         return self._seen(self.agents)
 

@@ -35,29 +35,8 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.base.nest import flatten, map_leaves, pack_as
-from torchbeast.core.envs.contract import (
-    MASK,
-    FinalInfo,
-    FiniteCheck,
-    OwnVecEnv,
-    VecStep,
-    attribute_of,
-    check_rewards,
-    innermost,
-    is_gym_vector,
-    layers,
-    pool_in,
-)
+from torchbeast.core.envs import contract, spaces
 from torchbeast.core.envs.selection import check_keys, select
-from torchbeast.core.envs.spaces import (
-    ArrayNest,
-    ArraySpec,
-    Discrete,
-    declared,
-    from_gymnasium,
-    matching_leaves,
-    observation_spec,
-)
 from torchbeast.core.envs.sync_vec_env import check_actions, environment_seeds, in_bounds
 from torchbeast.errors import UsageError, as_usage_error
 
@@ -70,7 +49,7 @@ def with_gym_interface(env: Any, env_id: str) -> Any:
     """Returns a vector environment with Gymnasium's interface for an environment of
     Stable-Baselines3 or of tensors; others unchanged.
     """
-    if hasattr(env, "step_async") and not is_gym_vector(env):
+    if hasattr(env, "step_async") and not contract.is_gym_vector(env):
         return _OfStableBaselines(env)
     return _OfTensors(env, env_id) if _has_tensors(env) else env
 
@@ -78,10 +57,10 @@ def with_gym_interface(env: Any, env_id: str) -> Any:
 _RESULTS = ("reward", "terminated", "truncated")
 
 
-class GymVectorEnv(OwnVecEnv):
+class GymVectorEnv(contract.OwnVecEnv):
     """The environments of a vector environment of Gymnasium."""
 
-    final_info: FinalInfo
+    final_info: contract.FinalInfo
 
     def __init__(self, env: Any, env_id: str, observation_keys: Sequence[str] = ()) -> None:
         """Raises UsageError where spaces or the autoreset mode cannot be used.
@@ -90,22 +69,24 @@ class GymVectorEnv(OwnVecEnv):
         """
         self._env = env
         self.env_id = env_id
-        self.num_envs = int(attribute_of(env, "num_envs"))
+        self.num_envs = int(contract.attribute_of(env, "num_envs"))
         self._mode = self._checked_mode()
         self._keys = tuple(observation_keys)
         with as_usage_error(env_id):
-            space = declared(attribute_of(env, "single_observation_space"))
+            space = spaces.declared(contract.attribute_of(env, "single_observation_space"))
         check_keys(space, self._keys, env_id)
         with as_usage_error(env_id):
-            self.observation_space = observation_spec(select(space, self._keys))
-            self.action_space = from_gymnasium(attribute_of(env, "single_action_space"))
-        self._check_finite = FiniteCheck(self.observation_space)
+            self.observation_space = spaces.observation_spec(select(space, self._keys))
+            self.action_space = spaces.from_gymnasium(
+                contract.attribute_of(env, "single_action_space")
+            )
+        self._check_finite = contract.FiniteCheck(self.observation_space)
         self._steps = np.zeros(self.num_envs, np.int64)  # of the running episodes
         self._late = np.zeros(self.num_envs, bool)  # ended, and begin again with the next step
         self._has_warned = False
         self.final_info = {}
 
-    def reset(self, seed: int) -> ArrayNest:
+    def reset(self, seed: int) -> spaces.ArrayNest:
         seen = self._begin(environment_seeds(seed, self.num_envs))
         self.final_info = {}
         self._steps[:] = 0
@@ -113,7 +94,7 @@ class GymVectorEnv(OwnVecEnv):
         self._check(seen, range(self.num_envs))
         return seen
 
-    def step(self, action: ArrayNest) -> VecStep:
+    def step(self, action: spaces.ArrayNest) -> contract.VecStep:
         observation, reward, terminated, truncated, infos = self._env.step(self._actions(action))
         for what, values in zip(_RESULTS, (reward, terminated, truncated), strict=True):
             if np.shape(values) != (self.num_envs,):
@@ -123,7 +104,7 @@ class GymVectorEnv(OwnVecEnv):
                 )
         resets, self._late = self._late, np.zeros(self.num_envs, bool)
         reward = np.where(resets, 0.0, reward).astype(np.float32)
-        check_rewards(reward, lambda index: f"environment {index} of {self.env_id}")
+        contract.check_rewards(reward, lambda index: f"environment {index} of {self.env_id}")
         terminated = np.asarray(terminated, bool) & ~resets
         truncated = np.asarray(truncated, bool) & ~(terminated | resets)
         is_same = self._mode == _SAME_STEP
@@ -134,7 +115,7 @@ class GymVectorEnv(OwnVecEnv):
         ended = terminated | truncated
         self._steps += ~resets
         seen, self.final_info = self._copied(observation, self.num_envs), {}
-        final: ArrayNest | None = None
+        final: spaces.ArrayNest | None = None
         if ended.any():
             told = infos.get("final_info", {}) if is_same else infos
             self.final_info = self._each_info(told, ended)
@@ -144,7 +125,7 @@ class GymVectorEnv(OwnVecEnv):
                 self._check(final, np.flatnonzero(truncated))
             if self._mode == _NEXT_STEP:
                 self._late = ended
-                mask = seen.get(MASK) if isinstance(seen, dict) else None
+                mask = seen.get(contract.MASK) if isinstance(seen, dict) else None
                 if isinstance(mask, np.ndarray):
                     mask[ended] = 1  # of the last observation; the next action is ignored
             elif self._mode == _DISABLED:
@@ -152,11 +133,11 @@ class GymVectorEnv(OwnVecEnv):
                     row[ended] = leaf
             self._steps[ended] = 0
         self._check(seen, range(self.num_envs))
-        return VecStep(seen, reward, terminated | resets, truncated, ended, final, resets)
+        return contract.VecStep(seen, reward, terminated | resets, truncated, ended, final, resets)
 
     def render(self) -> np.ndarray | None:
         """Returns a picture of environment 0, uint8 [H, W, 3], or None when it renders no array."""
-        if attribute_of(self._env, "render_mode") != "rgb_array":
+        if contract.attribute_of(self._env, "render_mode") != "rgb_array":
             return None
         drawn: Any = self._env.render()
         has_all = isinstance(drawn, (tuple, list)) or getattr(drawn, "ndim", 0) == 4
@@ -166,7 +147,7 @@ class GymVectorEnv(OwnVecEnv):
     def close(self) -> None:
         self._env.close()
 
-    def _check(self, observation: ArrayNest, indices: Sequence[int] | np.ndarray) -> None:
+    def _check(self, observation: spaces.ArrayNest, indices: Sequence[int] | np.ndarray) -> None:
         """Raises ValueError unless the observations of these environments are finite."""
 
         def where(row: int) -> str:
@@ -188,44 +169,46 @@ class GymVectorEnv(OwnVecEnv):
                 f'metadata["autoreset_mode"] of your own class to one of {", ".join(_MODES)}'
             )
         # Wrappers may refuse a reset of some environments, or forget their statistics of all.
-        is_bare = self._env is innermost(self._env) and _is_own(self._env)
+        is_bare = self._env is contract.innermost(self._env) and _is_own(self._env)
         can_be_early = is_bare and getattr(self._env, "shared_memory", True)
         return _DISABLED if mode == _NEXT_STEP and can_be_early else mode
 
-    def _begin(self, seeds: list[int]) -> ArrayNest:
+    def _begin(self, seeds: list[int]) -> spaces.ArrayNest:
         """Starts an episode in every environment; returns the first observations [E, ...]."""
         observation, _ = self._env.reset(seed=seeds if _is_own(self._env) else seeds[0])
         return self._copied(observation, self.num_envs)
 
-    def _restart(self, ended: np.ndarray) -> ArrayNest:
+    def _restart(self, ended: np.ndarray) -> spaces.ArrayNest:
         """Starts an episode in the environments that ended; returns their first observations."""
         observation, _ = self._env.reset(options={"reset_mask": ended.copy()})
         return map_leaves(lambda leaf: leaf[ended], self._copied(observation, self.num_envs))
 
-    def _copied(self, observation: Any, count: int) -> ArrayNest:
+    def _copied(self, observation: Any, count: int) -> spaces.ArrayNest:
         """Returns copies [count, ...] of observations: the environment may use its arrays again."""
         batch = map_leaves(
-            lambda spec: ArraySpec((count, *spec.shape), spec.dtype), self.observation_space
+            lambda spec: spaces.ArraySpec((count, *spec.shape), spec.dtype), self.observation_space
         )
         path = f"{self.env_id}: observation"
-        theirs = matching_leaves(batch, select(observation, self._keys), path)
+        theirs = spaces.matching_leaves(batch, select(observation, self._keys), path)
         leaves = [np.array(leaf) for leaf in theirs]
         return pack_as(self.observation_space, leaves)
 
-    def _final(self, last: Any, truncated: np.ndarray) -> ArrayNest:
+    def _final(self, last: Any, truncated: np.ndarray) -> spaces.ArrayNest:
         """Returns the last observations [K, ...] of the truncated episodes.
 
         last: an array or list with an observation for each environment, or a nest of such arrays.
         """
         path = f"{self.env_id}: last observation"
         finals = [
-            matching_leaves(self.observation_space, select(_row(last, index), self._keys), path)
+            spaces.matching_leaves(
+                self.observation_space, select(_row(last, index), self._keys), path
+            )
             for index in np.flatnonzero(truncated).tolist()
         ]
         leaves = [np.stack(leaf) for leaf in zip(*finals, strict=True)]
         return pack_as(self.observation_space, leaves)
 
-    def _each_info(self, infos: Any, ended: np.ndarray) -> FinalInfo:
+    def _each_info(self, infos: Any, ended: np.ndarray) -> contract.FinalInfo:
         """Returns the entries of each environment that ended.
 
         infos: a sequence with a dict for each environment, or a dict of arrays [E, ...]; there the
@@ -253,7 +236,7 @@ class GymVectorEnv(OwnVecEnv):
                 self.env_id,
             )
 
-    def _actions(self, action: ArrayNest) -> Any:
+    def _actions(self, action: spaces.ArrayNest) -> Any:
         return in_bounds(self.action_space, action, self.num_envs)
 
 
@@ -269,13 +252,13 @@ class EnvPoolEnv(GymVectorEnv):
 
         frame_stack: see VecEnv.frame_stack.
         """
-        self._pool = pool_in(pool)
+        self._pool = contract.pool_in(pool)
         self._game_over = np.ones(self._pool.num_envs, bool)
         with _quiet():
             super().__init__(pool, env_id)
         self.frame_stack = frame_stack
 
-    def step(self, action: ArrayNest) -> VecStep:
+    def step(self, action: spaces.ArrayNest) -> contract.VecStep:
         step = super().step(action)
         end = step.episode_end & (step.truncated | self._game_over)
         self.final_info = {index: self.final_info[index] for index in np.flatnonzero(end).tolist()}
@@ -296,12 +279,12 @@ class EnvPoolEnv(GymVectorEnv):
         is_bare = self._env is self._pool
         return _DISABLED if is_bare else super()._checked_mode()  # `_restart` hides the late step
 
-    def _begin(self, seeds: list[int]) -> ArrayNest:
+    def _begin(self, seeds: list[int]) -> spaces.ArrayNest:
         old, spec_class = self._pool, type(self._pool.spec)
         config = {**old.config, "seed": 0, "env_seed": seeds}
         old.close()
         self._pool = type(old)(spec_class(spec_class.gen_config(**config)))
-        for layer in layers(self._env):
+        for layer in contract.layers(self._env):
             for name in [name for name, part in vars(layer).items() if part is old]:
                 setattr(layer, name, self._pool)
         is_bare = self._env is old
@@ -310,20 +293,20 @@ class EnvPoolEnv(GymVectorEnv):
             observation, _ = self._env.reset(**({} if is_bare else {"seed": seeds[0]}))
         return self._copied(observation, self.num_envs)
 
-    def _restart(self, ended: np.ndarray) -> ArrayNest:
+    def _restart(self, ended: np.ndarray) -> spaces.ArrayNest:
         indices = np.flatnonzero(ended)
         observation, *_ = self._env.step(self._taken[indices], indices.astype(np.int32))
         return self._copied(observation, len(indices))
 
-    def _each_info(self, infos: Any, ended: np.ndarray) -> FinalInfo:
+    def _each_info(self, infos: Any, ended: np.ndarray) -> contract.FinalInfo:
         told = super()._each_info(infos, ended)
         for index, info in told.items():
             # Only Atari games, which may lose lives, say in their info whether the game is over.
             self._game_over[index] = info.get("terminated", True)
         return told
 
-    def _actions(self, action: ArrayNest) -> Any:
-        if isinstance(self.action_space, Discrete):
+    def _actions(self, action: spaces.ArrayNest) -> Any:
+        if isinstance(self.action_space, spaces.Discrete):
             # EnvPool's games read outside their arrays for an action that they do not have.
             self._taken = check_actions(action, self.action_space, self.num_envs)
         else:
@@ -333,7 +316,7 @@ class EnvPoolEnv(GymVectorEnv):
 
 def _is_own(env: Any) -> bool:
     """Returns whether it is one of Gymnasium's two vector environments of single ones."""
-    names = {cls.__name__ for cls in type(innermost(env)).__mro__}
+    names = {cls.__name__ for cls in type(contract.innermost(env)).__mro__}
     return bool(names & {"SyncVectorEnv", "AsyncVectorEnv"})
 
 
@@ -342,7 +325,7 @@ def _row(batch: Any, index: int) -> Any:
 
 
 def _declared_mode(env: Any) -> Any:
-    return (attribute_of(env, "metadata") or {}).get("autoreset_mode")
+    return (contract.attribute_of(env, "metadata") or {}).get("autoreset_mode")
 
 
 class _OfStableBaselines:
@@ -377,7 +360,7 @@ def _has_tensors(env: Any) -> bool:
     """Returns whether a vector environment has a torch.device; or its name, as Isaac Lab's, which
     declare no autoreset mode.
     """
-    kind = type(attribute_of(env, "device"))
+    kind = type(contract.attribute_of(env, "device"))
     if kind is str:
         return _declared_mode(env) is None
     return (kind.__module__, kind.__name__) == ("torch", "device")
@@ -391,10 +374,10 @@ class _OfTensors:
 
     def __init__(self, env: Any, env_id: str) -> None:
         self._env = env
-        self.unwrapped = innermost(env)
+        self.unwrapped = contract.innermost(env)
         self.metadata = {"autoreset_mode": _SAME_STEP}
         for name in ("num_envs", "single_observation_space", "single_action_space"):
-            setattr(self, name, attribute_of(env, name))
+            setattr(self, name, contract.attribute_of(env, name))
         declared = _declared_mode(env) or _SAME_STEP
         if (mode := str(getattr(declared, "value", declared))) != _SAME_STEP:
             raise UsageError(
@@ -408,7 +391,7 @@ class _OfTensors:
     def step(self, action: Any) -> tuple[Any, ...]:
         import torch  # the environment has imported it
 
-        device = attribute_of(self._env, "device")
+        device = contract.attribute_of(self._env, "device")
         tensors = map_leaves(lambda leaf: torch.tensor(leaf, device=device), action)
         *results, infos = self._env.step(tensors)
         observation, reward, terminated, truncated = map_leaves(_as_array, tuple(results))

@@ -14,29 +14,8 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.base.nest import flatten, map_leaves, map_leaves2, pack_as
-from torchbeast.core.envs.contract import (
-    FinalInfo,
-    FiniteCheck,
-    OwnVecEnv,
-    VecStep,
-    check_environment,
-    number_in,
-    picture_of,
-)
+from torchbeast.core.envs import contract, spaces
 from torchbeast.core.envs.selection import check_keys, select
-from torchbeast.core.envs.spaces import (
-    ActionSpace,
-    ArrayNest,
-    ArraySpec,
-    Box,
-    Discrete,
-    MultiDiscrete,
-    ObservationSpace,
-    declared,
-    from_gymnasium,
-    matching_leaves,
-    observation_space_of,
-)
 from torchbeast.errors import UsageError, as_usage_error
 
 
@@ -46,14 +25,16 @@ def environment_seeds(seed: int, num_envs: int) -> list[int]:
     return [int(sequence.generate_state(1)[0] >> 1) for sequence in sequences]
 
 
-def check_actions(action: ArrayNest, space: Discrete | MultiDiscrete, num_envs: int) -> np.ndarray:
+def check_actions(
+    action: spaces.ArrayNest, space: spaces.Discrete | spaces.MultiDiscrete, num_envs: int
+) -> np.ndarray:
     """Returns actions as int64 [E], or [E, n] of a MultiDiscrete.
 
     Raises ValueError unless they are one of `space` for each of the num_envs environments.
     """
     array = np.asarray(action)
     low: Any = getattr(space, "start", 0)
-    count: Any = space.n if isinstance(space, Discrete) else np.array(space.nvec)
+    count: Any = space.n if isinstance(space, spaces.Discrete) else np.array(space.nvec)
     shape, high = (num_envs, *np.shape(count)), low + count - 1
     if array.shape != shape or not np.issubdtype(array.dtype, np.integer):
         raise ValueError(
@@ -64,10 +45,10 @@ def check_actions(action: ArrayNest, space: Discrete | MultiDiscrete, num_envs: 
     return array.astype(np.int64, copy=False)
 
 
-class PythonVecEnv(OwnVecEnv):
+class PythonVecEnv(contract.OwnVecEnv):
     """Base class of vector environments that step Python environments one after the other."""
 
-    final_info: FinalInfo = MappingProxyType({})
+    final_info: contract.FinalInfo = MappingProxyType({})
     _kind = "environment"  # what messages call one of them
     _envs: list[Any]
     _options: Mapping[str, Any] = MappingProxyType({})  # of the next resets
@@ -83,7 +64,7 @@ class PythonVecEnv(OwnVecEnv):
 
     def render(self) -> np.ndarray | None:
         """Returns a picture of environment 0, uint8 [H, W, 3], or None when it renders no array."""
-        return picture_of(self._envs[0])
+        return contract.picture_of(self._envs[0])
 
     def close(self) -> None:
         """Closes every environment."""
@@ -141,11 +122,11 @@ class SyncVecEnv(PythonVecEnv):
             with suppress(Exception):  # of closing: the first error says what is wrong
                 close_all(self._envs)
             raise
-        self._specs: list[ArraySpec] = flatten(self.observation_space)
+        self._specs: list[spaces.ArraySpec] = flatten(self.observation_space)
         self._row: tuple[np.dtype[Any], tuple[int, ...]] | None = None  # of a space of one array
-        if isinstance(space := self.observation_space, ArraySpec):
+        if isinstance(space := self.observation_space, spaces.ArraySpec):
             self._row = np.dtype(space.dtype), space.shape
-        self._check_finite = FiniteCheck(self.observation_space)
+        self._check_finite = contract.FiniteCheck(self.observation_space)
         self._steps = 0  # since the environments were made
         self._began = [0] * self.num_envs  # the step at which the episode began
 
@@ -160,8 +141,8 @@ class SyncVecEnv(PythonVecEnv):
                     f"environment 0, got {actions}"
                 )
         with as_usage_error(self._name(0)):
-            self._declared = declared(getattr(env, "observation_space", None))
-        self.observation_space: ObservationSpace = self._space_of(reset_one(env, None, {}))
+            self._declared = spaces.declared(getattr(env, "observation_space", None))
+        self.observation_space: spaces.ObservationSpace = self._space_of(reset_one(env, None, {}))
 
     def outermost(self, name: str) -> Any:
         """Returns an attribute of the first environment from its outermost wrapper that has it, or
@@ -172,7 +153,7 @@ class SyncVecEnv(PythonVecEnv):
             env = env.env
         return getattr(env, name, None)
 
-    def reset(self, seed: int) -> ArrayNest:
+    def reset(self, seed: int) -> spaces.ArrayNest:
         """Starts an episode in every environment; returns observations, leaves [E, ...]."""
         rows = self._empty_rows()
         self.final_info = {}
@@ -181,7 +162,7 @@ class SyncVecEnv(PythonVecEnv):
         self._check_finite(rows, self._at_step)
         return pack_as(self.observation_space, rows)
 
-    def step(self, action: ArrayNest) -> VecStep:
+    def step(self, action: spaces.ArrayNest) -> contract.VecStep:
         """Executes an action per environment, leaves [E, ...]; resets an environment that ended."""
         rows = self._empty_rows()
         self._steps += 1
@@ -208,23 +189,23 @@ class SyncVecEnv(PythonVecEnv):
         last = [np.concatenate(leaf) for leaf in zip(*finals, strict=True)]
         final = pack_as(self.observation_space, last) if finals else None
         seen = pack_as(self.observation_space, rows)
-        return VecStep(seen, reward, terminated, truncated, ended, final)
+        return contract.VecStep(seen, reward, terminated, truncated, ended, final)
 
     def _at_step(self, index: int) -> str:
         return f"{self._name(index)}, step {self._steps - self._began[index]} of the episode"
 
-    def _action_space_of(self, index: int) -> ActionSpace:
-        check_environment(self._envs[index], self._name(index))
+    def _action_space_of(self, index: int) -> spaces.ActionSpace:
+        contract.check_environment(self._envs[index], self._name(index))
         with as_usage_error(f"{self._name(index)}: action space"):
-            return from_gymnasium(self._envs[index].action_space)
+            return spaces.from_gymnasium(self._envs[index].action_space)
 
-    def _space_of(self, first: Any) -> ObservationSpace:
+    def _space_of(self, first: Any) -> spaces.ObservationSpace:
         keys, path = self.observation_keys, f"{self._name(0)}: observation"
         check_keys(first, keys, self._name(0))
         seen = select(first, keys)
         with as_usage_error():
-            space = observation_space_of(seen, select(self._declared, keys), path)
-            list(matching_leaves(space, seen, path))  # raises where they differ
+            space = spaces.observation_space_of(seen, select(self._declared, keys), path)
+            list(spaces.matching_leaves(space, seen, path))  # raises where they differ
         return space
 
     # --- observations: lists of leaves, written row by row into [E, ...] arrays
@@ -238,7 +219,7 @@ class SyncVecEnv(PythonVecEnv):
             return
         selected = select(observation, self.observation_keys)
         path = f"{self._at_step(index)}: observation"
-        leaves = matching_leaves(self.observation_space, selected, path)
+        leaves = spaces.matching_leaves(self.observation_space, selected, path)
         for row, leaf in zip(rows, leaves, strict=True):
             row[index] = leaf
 
@@ -288,7 +269,7 @@ def _flag(value: Any, where: Callable[[int], str], index: int) -> bool:
     """Returns whether an episode is over, from a value that step returned."""
     if isinstance(value, (bool, np.bool_)):  # the usual case
         return bool(value)
-    if math.isnan(number := number_in(value)):
+    if math.isnan(number := contract.number_in(value)):
         raise ValueError(
             f"{where(index)}: step returned {value!r}, expected True or False as terminated, "
             "truncated or done"
@@ -300,13 +281,13 @@ def _finite(reward: Any, where: Callable[[int], str], index: int) -> float:
     try:
         value = float(reward)
     except (TypeError, ValueError):
-        value = number_in(reward)
+        value = contract.number_in(reward)
     if not abs(value) <= _LARGEST_REWARD:
         raise ValueError(f"{where(index)}: expected a finite reward, got {reward!r}")
     return value
 
 
-def in_bounds(space: ActionSpace, action: ArrayNest, num_envs: int) -> Any:
+def in_bounds(space: spaces.ActionSpace, action: spaces.ArrayNest, num_envs: int) -> Any:
     """Returns actions, leaves [E, ...], of which a Box's are clipped to its bounds."""
     return map_leaves2(lambda leaf, rows: _in_bounds(leaf, rows, num_envs), space, action)
 
@@ -315,7 +296,7 @@ def _in_bounds(space: Any, leaf: Any, num_envs: int) -> np.ndarray:
     rows = np.asarray(leaf)
     if rows.shape[:1] != (num_envs,):
         raise ValueError(f"expected actions for {num_envs} environments, got {rows.shape}")
-    if not isinstance(space, Box):
+    if not isinstance(space, spaces.Box):
         return rows
     return np.clip(rows, *space.bounds).astype(space.dtype)
 

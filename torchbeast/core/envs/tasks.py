@@ -18,13 +18,7 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.base.nest import flatten, map_leaves, pack_as
-from torchbeast.core.envs.contract import (
-    OwnVecEnv,
-    VecStep,
-    final_info_of,
-    give_options,
-    picture_of,
-)
+from torchbeast.core.envs import contract
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec
 from torchbeast.core.envs.sync_vec_env import environment_seeds
 from torchbeast.core.envs.vec_env import VecEnv
@@ -98,7 +92,7 @@ def dealt(shares: Sequence[float], first: int, count: int) -> list[int]:
     return [tasks[first:].count(task) for task in range(len(shares))]
 
 
-class TasksEnv(OwnVecEnv):
+class TasksEnv(contract.OwnVecEnv):
     """A VecEnv of environments of several tasks, those of each task side by side.
 
     Attributes:
@@ -142,7 +136,7 @@ class TasksEnv(OwnVecEnv):
         parts = zip(self._parts.items(), seeds, strict=True)
         return _joined([self._numbered(n, part.reset(own)) for (n, part), own in parts])
 
-    def step(self, action: ArrayNest) -> VecStep:
+    def step(self, action: ArrayNest) -> contract.VecStep:
         if (count := len(flatten(action)[0])) != self.num_envs:
             raise ValueError(f"expected actions of {self.num_envs} environments, got {count}")
         steps = []
@@ -156,7 +150,7 @@ class TasksEnv(OwnVecEnv):
             )
             steps.append(numbered)
         finals = [s.final_observation for s in steps if s.final_observation is not None]
-        joined = VecStep(*_joined([step._replace(final_observation=()) for step in steps]))
+        joined = contract.VecStep(*_joined([step._replace(final_observation=()) for step in steps]))
         return joined._replace(final_observation=_joined(finals) if finals else None)
 
     @property
@@ -165,17 +159,17 @@ class TasksEnv(OwnVecEnv):
         return {
             here.start + index: info
             for _, part, here in self._places()
-            for index, info in final_info_of(part).items()
+            for index, info in contract.final_info_of(part).items()
         }
 
     def set_options(self, options: Mapping[str, Any]) -> None:
         """Gives all environments options of their next resets."""
         for part in self._parts.values():
-            give_options(part, options)
+            contract.give_options(part, options)
 
     def render(self) -> np.ndarray | None:
         """Returns a picture of the first environment, if it renders one."""
-        return picture_of(next(iter(self._parts.values())))
+        return contract.picture_of(next(iter(self._parts.values())))
 
     def close(self) -> None:
         for part in self._parts.values():
