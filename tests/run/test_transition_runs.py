@@ -79,7 +79,7 @@ def test_the_weights_of_a_resumed_run_continue_with_its_steps() -> None:
 
 
 def test_rollouts_are_mixed_as_the_flags_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchbeast.run.replay.MixedSource", lambda *_, **given: given)
+    monkeypatch.setattr("torchbeast.collect.replayed.MixedSource", lambda *_, **given: given)
     words = ["--replay_size", "2000", "--learn_start", "300", "--priority_beta", "0.7"]
     given: Any = mixed_source(Mock(), Mock(), config("--algo", "r2d2", *words), Mock(), 2)
     assert (given["learn_start"], given["beta"]) == (300, 0.7)
