@@ -246,8 +246,9 @@ def test_settings_that_only_another_program_has_stay_recorded(tmp_path: Path) ->
 def test_a_run_is_not_resumed_with_actions_that_mean_something_else(tmp_path: Path) -> None:
     train(tmp_path, GOOD)
     path = tmp_path / "run" / "model.tar"
-    checkpoints.save(path, {**checkpoints.load(path), "action_space": {"n": 4}})
-    with pytest.raises(UsageError, match="action_space must be .*4.*, not .*3.*: use the env"):
+    before = {"type": "Discrete", "n": 3, "start": 1}
+    checkpoints.save(path, {**checkpoints.load(path), "action_space": before})
+    with pytest.raises(UsageError, match="action_space must be .*start=1.*, not .*start=0.*: use"):
         train(tmp_path, GOOD)
 
 

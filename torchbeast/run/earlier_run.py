@@ -17,7 +17,6 @@ from torchbeast.core.actors.registry import in_family
 from torchbeast.core.algos import registry
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.base.specs import ActorSpec, kwargs_of
-from torchbeast.core.envs.spaces import space_to_json
 from torchbeast.core.update.optimiser_step import OptimiserStep
 from torchbeast.errors import UsageError
 from torchbeast.reporting.display import Progress
@@ -109,9 +108,9 @@ class EarlierRun:
         """Raises UsageError for an agent of other actions or weights."""
         if not self._saved:
             return
-        before = self._saved.get("action_space", now := space_to_json(agent.action_space))
-        if before != now:  # another box, say, would scale the actions of the policy anew
-            raise self._other("action_space", before, now, "use the environment as it was")
+        spaces, now = checkpoints.spaces(self._saved), agent.action_space
+        if spaces is not None and spaces[1] != now:  # another box would scale actions anew
+            raise self._other("action_space", spaces[1], now, "use the environment as it was")
         checkpoints.check_model(agent.model, self._saved, self._path)
 
     def _other(
