@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import os
 import statistics
@@ -38,9 +39,9 @@ class LogFiles:
         dropped.
         """
         self._fields_path = folder / "fields.csv"
-        logs = folder / "logs.csv"
-        if step == 0 and logs.exists() and logs.stat().st_size:  # its checkpoints are gone
-            os.replace(logs, folder / EARLIER)
+        logs, earlier = folder / "logs.csv", folder / EARLIER
+        if step == 0 and _size_of(logs) > _size_of(earlier):  # the checkpoints are gone
+            os.replace(logs, earlier)
         drop_after(self._fields_path, math.inf, ())  # its last line may be cut off
         self._fields = read_fields(folder)
         last_tick, last_time = drop_after(logs, step, self._fields)
@@ -73,6 +74,10 @@ class LogFiles:
             self._fields = fields
         if not self._logs.size:  # even if a full disk has refused the line before
             self._logs.append(f"# {','.join(self._fields)}\n")
+
+
+def _size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def csv_line(cells: Sequence[Any]) -> str:
@@ -213,9 +218,8 @@ def drop_after(path: Path, step: float, fields: Sequence[str]) -> tuple[int, flo
 
     length, last, has_later = 0, {"_tick": -1.0, "_time": 0.0}, False
     with open(path, "rb") as file:  # which may be larger than the memory
-        for line in file:
-            length += len(line) if line.endswith(b"\n") else 0
-            row = begin(line)
+        for line in itertools.takewhile(lambda line: line.endswith(b"\n"), file):
+            length, row = length + len(line), begin(line)
             if row.get("step", 0) > step:
                 has_later = True
             elif row.keys() >= last.keys():
