@@ -35,7 +35,7 @@ _LIBRARIES = re.compile(rf"<|{re.escape(sysconfig.get_path('stdlib'))}/|.*/(?:si
 _EMPTY_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?! )")
 
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
-"""What a terminal shows as colours."""
+"""The sequences that set colours in a terminal."""
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # without line ends and tabs
 
 _TRACEBACK = "Traceback (most recent call last):\n"

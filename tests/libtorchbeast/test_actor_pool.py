@@ -846,12 +846,8 @@ class TestEnvironmentsThatFail:
         queue, batcher = BatchingQueue(), DynamicBatcher(timeout_ms=10)
         pool = ActorPool(4, queue, batcher, [address], ())
 
-        def answer() -> None:
-            for batch in batcher:
-                batch.set_outputs(zeros_agent(batch.get_inputs()))
-
         with serving(RaisingLate, address):
-            agent = Background(answer)
+            agent = Background(answer, batcher)
             with pytest.raises(OSError, match="the disk is full"):
                 pool.run(full)
             agent.result()
@@ -865,15 +861,16 @@ class TestEnvironmentsThatFail:
                 raise OSError("the disk is full")
             wait_for(queue.is_closed)  # by the fifth failure
 
-        def answer() -> None:
-            for batch in batcher:
-                batch.set_outputs(zeros_agent(batch.get_inputs()))
-
         with serving(RaisingLate, address):
-            agent = Background(answer)
+            agent = Background(answer, batcher)
             with pytest.raises(RuntimeError, match="the joystick is gone"):
                 pool.run(report)
             agent.result()
+
+
+def answer(batcher: DynamicBatcher) -> None:
+    for batch in batcher:
+        batch.set_outputs(zeros_agent(batch.get_inputs()))
 
 
 def resident_bytes() -> int:

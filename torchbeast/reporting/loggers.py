@@ -413,13 +413,14 @@ class WandbLog:
         """Uploads the newest and the best checkpoint, and waits until everything has been sent."""
         folder = self._uploaded
         paths = () if folder is None else (folder / CHECKPOINT, *folder.glob("*_best.tar"))
-        with _as_os_error(), ExitStack() as last:
-            last.callback(self._run.finish)
-            for path in paths:
-                if path.exists():
+        with _as_os_error():
+            try:
+                for path in filter(Path.exists, paths):
                     name = re.sub(r"[^\w.-]", "-", f"{path.parent.name}-{path.stem}")
                     # The service takes names of at most 128 characters.
                     self._run.log_artifact(str(path), name=name[-128:], type="model")
+            finally:
+                self._run.finish()
 
 
 @contextmanager

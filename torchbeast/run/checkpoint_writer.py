@@ -162,8 +162,8 @@ class PastVersions:
             self.pool.mkdir(parents=True, exist_ok=True)
         if self.step >= self.every and not any(self.pool.iterdir()):
             raise UsageError(
-                f"{self.pool} has no version of this run, which is at step {self.step:,}: if the "
-                "folder was moved, name it with selfplay"
+                f"{self.pool} does not contain a version of this run, which is at step "
+                f"{self.step:,}: if the folder was moved, name it with selfplay"
             )
         self._elo = newest_rating(self.pool)  # until a game ends
 
